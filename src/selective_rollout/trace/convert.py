@@ -1,0 +1,114 @@
+"""Between the package's types and the records of a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from selective_rollout.gate.decision import GateDecision, GateFacts, Reason
+from selective_rollout.trace.schema import (
+    DecisionEvent,
+    FailureRecord,
+    SamplingRecord,
+    StepEvent,
+    UsageRecord,
+)
+from selective_rollout.types import RolloutFailure, SamplingInfo, Step, Usage
+
+
+def usage_record(usage: Usage | None) -> UsageRecord | None:
+    """The record of a request's tokens."""
+    if usage is None:
+        return None
+    return UsageRecord(
+        prompt=usage.prompt,
+        cached=usage.cached,
+        completion=usage.completion,
+        reasoning=usage.reasoning,
+        source=usage.source,
+    )
+
+
+def sampling_records(sampling: Sequence[SamplingInfo] | None) -> list[SamplingRecord] | None:
+    """The records of a group's sampling facts."""
+    return None if sampling is None else [SamplingRecord(**asdict(info)) for info in sampling]
+
+
+def sampling_from_records(records: Sequence[SamplingRecord] | None) -> tuple[SamplingInfo, ...] | None:
+    """The inverse of `sampling_records`."""
+    if records is None:
+        return None
+    return tuple(SamplingInfo(**{name: getattr(r, name) for name in r.__struct_fields__}) for r in records)
+
+
+def step_from_event(event: StepEvent) -> Step:
+    """The step that an event recorded."""
+    usage = event.usage
+    return Step(
+        index=event.step,
+        action=event.action,
+        completion=event.completion,
+        observation=event.observation,
+        observation_hash=event.observation_hash,
+        is_error=event.is_error,
+        state_key=event.state_key,
+        usage=Usage(usage.prompt, usage.cached, usage.completion, usage.reasoning, usage.source)
+        if usage
+        else None,
+        finish_reason=event.finish_reason,
+    )
+
+
+def failure_from_record(record: FailureRecord | None) -> RolloutFailure | None:
+    """The failure that a record holds."""
+    return None if record is None else RolloutFailure(record.kind, record.message)
+
+
+def decision_event(group: str, attempt: int, decision: GateDecision) -> DecisionEvent:
+    """The event of a decision made at a check position."""
+    facts = decision.facts
+    if facts is None:
+        raise ValueError("only decisions made at a check position are recorded")
+    return DecisionEvent(
+        group=group,
+        attempt=attempt,
+        step=facts.step,
+        fires=decision.fires,
+        reason=decision.reason.value,
+        distance=decision.distance,
+        bounds=decision.bounds,
+        tau=decision.tau,
+        members=list(facts.members),
+        running=list(facts.running),
+        has_actions=facts.has_actions,
+        below_tau=facts.below_tau,
+        rewards=list(facts.rewards),
+        answers=list(facts.answers),
+        sampling=facts.sampling,
+        history=list(facts.history) if facts.history is not None else None,
+    )
+
+
+def decision_from_event(event: DecisionEvent, group_size: int) -> GateDecision:
+    """The decision that an event recorded, with all the facts it had read."""
+    facts = GateFacts(
+        step=event.step,
+        group_size=group_size,
+        members=tuple(event.members),
+        running=tuple(event.running),
+        has_actions=event.has_actions,
+        below_tau=event.below_tau,
+        rewards=tuple(event.rewards),
+        answers=tuple(event.answers),
+        sampling=event.sampling,
+        history=tuple(event.history) if event.history is not None else None,
+    )
+    return GateDecision(
+        fires=event.fires,
+        reason=Reason(event.reason),
+        step=event.step,
+        distance=event.distance,
+        bounds=event.bounds,
+        tau=event.tau,
+        facts=facts,
+    )

@@ -1,0 +1,302 @@
+"""One group's gate and its record, kept in step: what the gate reads and decides is what is written."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from selective_rollout.gate.decision import GateDecision
+from selective_rollout.gate.group import GroupGate
+from selective_rollout.rewards import parse_reward
+from selective_rollout.trace.convert import decision_event, sampling_records, usage_record
+from selective_rollout.trace.schema import (
+    Event,
+    FailureRecord,
+    GroupEndEvent,
+    GroupEvent,
+    RewardEvent,
+    RolloutEndEvent,
+    StepEvent,
+)
+from selective_rollout.types import (
+    Mode,
+    Outcome,
+    RolloutFailure,
+    RolloutStatus,
+    SamplingInfo,
+    Step,
+    Usage,
+)
+
+
+class GroupLog:
+    """Feeds one group's gate and writes its events.
+
+    Args:
+        write: takes each event, usually `Recorder.write`.
+        group_id: the group.
+        attempt: counts restarts of an unfinished group.
+        gate: the group's gate, if it is watched.
+        record_observations: keep observation texts.
+        record_completions: keep raw completions.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[Event], None],
+        group_id: str,
+        *,
+        attempt: int = 1,
+        gate: GroupGate | None = None,
+        record_observations: bool = False,
+        record_completions: bool = False,
+    ) -> None:
+        self.group_id = group_id
+        self.attempt = attempt
+        self.gate = gate
+        self._write = write
+        self._record_observations = record_observations
+        self._record_completions = record_completions
+        self._steps: dict[int, int] = {}
+        self._checks_written = 0
+
+    def begin(
+        self,
+        *,
+        size: int,
+        task_id: str,
+        mode: Mode | None = None,
+        policy_version: str | None = None,
+        sampling: Sequence[SamplingInfo] | None = None,
+        history: Sequence[float] | None = None,
+        audit: bool | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write the group's first event."""
+        self._write(
+            GroupEvent(
+                group=self.group_id,
+                attempt=self.attempt,
+                task_id=task_id,
+                size=size,
+                mode=mode,
+                policy_version=policy_version,
+                sampling=sampling_records(sampling),
+                gate=self.gate.config.fingerprint() if self.gate else None,
+                tau=self.gate.tau if self.gate else None,
+                history=list(history) if history is not None else None,
+                audit=audit,
+                metadata=dict(metadata or {}),
+            )
+        )
+
+    def step(
+        self,
+        rollout: int,
+        action: str,
+        *,
+        observation: str | None = None,
+        completion: str | None = None,
+        is_error: bool | None = None,
+        state_key: str | None = None,
+        usage: Usage | None = None,
+        finish_reason: str | None = None,
+    ) -> GateDecision | None:
+        """Record one step and report it to the gate.
+
+        Returns:
+            The gate's decision, or None without a gate.
+        """
+        self.write_step(
+            rollout,
+            Step(
+                index=self._steps.get(rollout, 0) + 1,
+                action=action,
+                completion=completion,
+                observation=observation,
+                observation_hash=observation_hash(observation),
+                is_error=is_error,
+                state_key=state_key,
+                usage=usage,
+                finish_reason=finish_reason,
+            ),
+        )
+        return self.report(rollout, action)
+
+    def write_step(self, rollout: int, step: Step, *, wasted: int = 0, replayed: bool = False) -> None:
+        """Record one step without telling the gate, which hears of it by `report` or `finish`.
+
+        Args:
+            rollout: 0-based index.
+            step: the step.
+            wasted: completion tokens of failed attempts at its request.
+            replayed: the step was taken over from an earlier attempt of the group.
+        """
+        self._steps[rollout] = step.index
+        self._write(
+            StepEvent(
+                group=self.group_id,
+                attempt=self.attempt,
+                rollout=rollout,
+                step=step.index,
+                action=step.action,
+                observation_hash=step.observation_hash,
+                is_error=step.is_error,
+                state_key=step.state_key,
+                finish_reason=step.finish_reason,
+                usage=usage_record(step.usage),
+                wasted=wasted or None,
+                replayed=replayed,
+                completion=step.completion if self._record_completions else None,
+                observation=step.observation if self._record_observations else None,
+            )
+        )
+
+    def report(self, rollout: int, action: str) -> GateDecision | None:
+        """Tell the gate of a recorded step."""
+        return self._noted(self.gate.report(rollout, action)) if self.gate else None
+
+    def finish(
+        self,
+        rollout: int,
+        reward: object = None,
+        answer: str | None = None,
+        *,
+        truncated: bool = False,
+        last_action: str | None = None,
+        lost: Usage | None = None,
+        wasted: int = 0,
+        overrun: int = 0,
+    ) -> GateDecision | None:
+        """Record a normal end and tell the gate.
+
+        Args:
+            rollout: 0-based index.
+            reward: see `rewards.parse_reward`; None if scored later, by `reward`.
+            answer: final answer.
+            truncated: the rollout ran into max_steps or a token limit.
+            last_action: the action of the last step, if the gate has not heard of it yet.
+            lost: tokens of a last completion that became no step.
+            wasted: completion tokens of failed attempts at that completion.
+            overrun: completion tokens that arrived after the group's cut.
+        """
+        value = parse_reward(reward, where=f"group {self.group_id!r} rollout {rollout}")
+        self._write(
+            RolloutEndEvent(
+                group=self.group_id,
+                attempt=self.attempt,
+                rollout=rollout,
+                status=RolloutStatus.TRUNCATED if truncated else RolloutStatus.FINISHED,
+                reward=value,
+                answer=answer,
+                usage=usage_record(lost),
+                wasted=wasted or None,
+                overrun=overrun or None,
+            )
+        )
+        return (
+            self._noted(self.gate.finish(rollout, value, answer, action=last_action)) if self.gate else None
+        )
+
+    def fail(
+        self,
+        rollout: int,
+        kind: str,
+        message: str = "",
+        *,
+        lost: Usage | None = None,
+        wasted: int = 0,
+        overrun: int = 0,
+    ) -> GateDecision | None:
+        """Record that infrastructure broke this rollout, and tell the gate."""
+        self._write(
+            RolloutEndEvent(
+                group=self.group_id,
+                attempt=self.attempt,
+                rollout=rollout,
+                status=RolloutStatus.FAILED,
+                failure=FailureRecord(kind=kind, message=message),
+                usage=usage_record(lost),
+                wasted=wasted or None,
+                overrun=overrun or None,
+            )
+        )
+        return self._noted(self.gate.fail(rollout)) if self.gate else None
+
+    def cut(self, rollout: int, *, lost: Usage | None = None, wasted: int = 0, overrun: int = 0) -> None:
+        """Record that the gate stopped this rollout; it stays unscored."""
+        self._write(
+            RolloutEndEvent(
+                group=self.group_id,
+                attempt=self.attempt,
+                rollout=rollout,
+                status=RolloutStatus.CUT,
+                usage=usage_record(lost),
+                wasted=wasted or None,
+                overrun=overrun or None,
+            )
+        )
+
+    def reward(self, rollout: int, reward: object, *, failure: RolloutFailure | None = None) -> float | None:
+        """Record a reward that became known after the rollout's end, or why it never will.
+
+        Returns:
+            The reward as a number, None if unscored.
+        """
+        value = parse_reward(reward, where=f"group {self.group_id!r} rollout {rollout}")
+        self._write(
+            RewardEvent(
+                group=self.group_id,
+                attempt=self.attempt,
+                rollout=rollout,
+                reward=value,
+                failure=FailureRecord(kind=failure.kind, message=failure.message) if failure else None,
+            )
+        )
+        if self.gate:
+            self.gate.score(rollout, value)
+        return value
+
+    def end(
+        self,
+        *,
+        outcome: Outcome | None = None,
+        cut_at: int | None = None,
+        survivor: int | None = None,
+        answer: str | None = None,
+        abandoned: int | None = None,
+        late_veto: bool = False,
+        error: str | None = None,
+    ) -> None:
+        """Write the group's last event."""
+        fired = self.gate.fired if self.gate else None
+        self._write(
+            GroupEndEvent(
+                group=self.group_id,
+                attempt=self.attempt,
+                outcome=outcome,
+                cut_at=cut_at,
+                would_cut_at=fired.step if fired is not None and cut_at is None else None,
+                late_veto=late_veto,
+                survivor=survivor,
+                answer=answer,
+                abandoned=abandoned,
+                error=error,
+            )
+        )
+
+    def _noted(self, decision: GateDecision) -> GateDecision:
+        assert self.gate is not None
+        checks = self.gate.checks
+        for check in checks[self._checks_written :]:
+            self._write(decision_event(self.group_id, self.attempt, check))
+        self._checks_written = len(checks)
+        return decision
+
+
+def observation_hash(observation: str | None) -> str | None:
+    """Short hash of an observation, kept also when its text is not."""
+    if observation is None:
+        return None
+    return hashlib.sha256(observation.encode("utf-8", "surrogatepass")).hexdigest()[:16]
