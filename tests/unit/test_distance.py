@@ -307,6 +307,14 @@ class TestMetric:
         assert group.decide(0.12)
         assert group.mean == 0.0
 
+    def test_dropping_forgets_the_mean_of_rows_of_different_lengths(self):
+        group = GroupDistance(3, padding="none")
+        group.append(["a", "a", "b"])
+        group.append([END, "a", "b"])
+        assert group.mean == pytest.approx((1 / 2 + 1 + 1) / 3)
+        group.drop(2)
+        assert group.mean == 1 / 2
+
     def test_bounds_and_earliest_fire_need_no_edit_distance(self):
         group = GroupDistance(4)
         group.extend(["abcdefgh", "abcdefgh", "abcdefgx", "abxdefgh"])

@@ -23,7 +23,7 @@ _CAP: Final = 3.0
 and for long after, at a fraction of the price of a full distance."""
 
 _CHEAP: Final = 64
-"""Edits up to which a cap saves nothing: one machine word of the bit-parallel algorithm holds them all."""
+"""Edits up to which a cap saves nothing: a band of so many diagonals fits one machine word."""
 
 
 class PairBounds:
@@ -132,8 +132,8 @@ class PairBounds:
         classes = len(self._texts)
         for _ in range(comb(classes, 2)):
             turn, first = divmod(self._next_pair % comb(classes, 2), classes)
-            self._next_pair += 1
             yield first, (first + turn + 1) % classes
+            self._next_pair += 1
 
     def _measure(self, pair: tuple[int, int], cap: int) -> None:
         """Raise the lower bound of a pair to its distance, or above the cap if it is farther apart."""
@@ -160,6 +160,7 @@ def _padded(rows: Sequence[str], start: int, stop: int) -> list[str]:
 
 
 def _equal_pairs(column: Sequence[str]) -> int:
+    """Count the pairs of equal symbols: each one pairs with all its equals before it."""
     seen: dict[str, int] = {}
     equal = 0
     for symbol in column:
