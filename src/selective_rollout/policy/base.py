@@ -56,7 +56,7 @@ class Completion:
 
     message: Message
     """The assistant message, ready to be appended to the conversation."""
-    usage: Usage = Usage()
+    usage: Usage = field(default_factory=Usage)
     finish_reason: str | None = None
     """As the server said; "length" means that the message was cut off and holds no trustworthy action."""
     response_id: str | None = None

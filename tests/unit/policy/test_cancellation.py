@@ -1,0 +1,46 @@
+import asyncio
+
+import pytest
+
+from selective_rollout.policy.cancellation import finish_cleanup
+
+
+class Work:
+    """Works until cancelled, then needs a moment to clean up."""
+
+    def __init__(self):
+        self.cleaned = asyncio.Event()
+
+    async def run(self):
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.01)
+            self.cleaned.set()
+
+
+@pytest.mark.parametrize("cancellations", [1, 2, 3])
+async def test_cleanup_outlives_further_cancellations(cancellations):
+    work = Work()
+    task = asyncio.create_task(finish_cleanup(work.run()))
+    await asyncio.sleep(0)
+    for _ in range(cancellations):
+        task.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert work.cleaned.is_set() == (cancellations == 1)
+    await asyncio.wait_for(work.cleaned.wait(), 1)
+
+
+async def test_results_and_errors_pass():
+    async def give():
+        return 7
+
+    async def fail():
+        raise ValueError("x")
+
+    assert await finish_cleanup(give()) == 7
+    with pytest.raises(ValueError, match="x"):
+        await finish_cleanup(fail())
