@@ -1,0 +1,332 @@
+"""One rollout: a conversation with a policy inside an environment, stoppable at any moment.
+
+A failure of the endpoint or the environment ends the rollout as data. A foreign cancellation is never
+swallowed: it leaves through every await, cancelling the work in flight on its way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from selective_rollout.actions import canonicalise, read_action
+from selective_rollout.engine.config import RunConfig
+from selective_rollout.engine.conversation import Opening, replies
+from selective_rollout.engine.hold import Control
+from selective_rollout.engine.ledger import Ledger
+from selective_rollout.env.base import Environment, EnvironmentFactory, StepResult
+from selective_rollout.errors import EnvironmentFault, PolicyError
+from selective_rollout.gate.decision import GateDecision
+from selective_rollout.policy.base import Completion, Message, Meter, Policy, RequestInfo
+from selective_rollout.trace.group_log import GroupLog, observation_hash
+from selective_rollout.types import Rollout, RolloutFailure, RolloutStatus, Step, Task, Usage
+
+T = TypeVar("T")
+
+Score = Callable[[Task, Rollout], object]
+"""Scores a rollout that has ended; may be a coroutine function. The value is read by `parse_reward`."""
+
+
+class _Stopped(Exception):
+    """The work in flight was interrupted by the group's cut."""
+
+
+@dataclass(slots=True)
+class Member:
+    """Runs one rollout of a group and keeps its record.
+
+    Args of the constructor are the fields below up to `resumed`, the steps to take over from an earlier
+    attempt.
+    """
+
+    index: int
+    task: Task
+    group_id: str
+    policy: Policy
+    environment: EnvironmentFactory
+    opening: Opening
+    score: Score | None
+    config: RunConfig
+    control: Control
+    log: GroupLog
+    resumed: Sequence[Step] = ()
+
+    ledger: Ledger = field(default_factory=Ledger)
+    steps: list[Step] = field(default_factory=list)
+    status: RolloutStatus = RolloutStatus.RUNNING
+    reward: float | None = None
+    answer: str | None = None
+    failure: RolloutFailure | None = None
+    _messages: list[Message] = field(default_factory=list)
+    _in_flight: asyncio.Task[Any] | None = None
+    _is_request: bool = False
+    _limit: asyncio.Timeout | None = None
+    _stopping: bool = False
+    _meter: Meter | None = None
+    _stopped_at: int | None = None
+    """Completion tokens the request in flight had received when the group was cut."""
+    _lost: Usage | None = None
+    """Tokens of a last completion that became no step."""
+    _wasted: int = 0
+    _overrun: int = 0
+
+    @property
+    def rollout(self) -> Rollout:
+        """The record so far."""
+        return Rollout(
+            self.index,
+            tuple(self.steps),
+            self.status,
+            self.reward,
+            answer=self.answer,
+            failure=self.failure,
+        )
+
+    async def run(self) -> None:
+        """Take steps until the rollout ends, fails or is stopped."""
+        try:
+            async with asyncio.timeout(self.config.rollout_timeout_s) as self._limit:
+                await self._run_in_environment()
+        except TimeoutError:
+            if self._limit is None or not self._limit.expired():
+                raise
+            self._fail("timeout", f"the rollout took longer than {self.config.rollout_timeout_s:g} s")
+
+    def stop(self) -> None:
+        """Interrupt the work in flight, as far as the stop policy allows."""
+        if self._meter is not None:
+            self._stopped_at = self._meter.completion
+        task = self._in_flight
+        if (
+            task is None
+            or self.config.stop == "drain"
+            or (self.config.stop == "safe" and not self._is_request)
+        ):
+            return
+        self._stopping = True
+        task.cancel()
+
+    async def _run_in_environment(self) -> None:
+        try:
+            if not (self.resumed and await self._take_over()):
+                async with self._opened() as environment:
+                    observation = await _done(environment.start)
+                    self._messages = self.opening(self.task, observation)
+                    await self._take_steps(environment, observation.admissible)
+            if self.score is not None and self.status.ended_normally:
+                await self._score(self.score)
+        except PolicyError as error:
+            self._fail(error.kind, error.message)
+        except EnvironmentFault as error:
+            self._fail("environment", str(error))
+        except Exception as error:
+            self._fail("error", f"{type(error).__name__}: {error}")
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[Environment]:
+        """A fresh environment, closed whatever happens; trouble in closing must not mask how it ended."""
+        environment = self.environment(self.task, self.index)
+        try:
+            yield environment
+        finally:
+            with suppress(Exception):
+                environment.close()
+
+    async def _take_over(self) -> bool:
+        """Continue an earlier attempt by re-stepping its recorded actions.
+
+        Returns:
+            False, with nothing recorded, if the environment does not answer as it did then.
+        """
+        async with self._opened() as environment:
+            observation = await _done(environment.start)
+            results: list[StepResult] = []
+            for step in self.resumed:
+                results.append(await _done(partial(environment.step, step.action)))
+                if observation_hash(results[-1].observation) != step.observation_hash:
+                    return False
+            self._messages = self.opening(self.task, observation)
+            for step, result in zip(self.resumed, results, strict=True):
+                message = {"role": "assistant", "content": step.completion or step.action}
+                self._messages += [message, *replies(message, result.observation)]
+                self._record(step.action, Completion(message, step.usage or Usage()), result, replayed=True)
+            if self.status is RolloutStatus.RUNNING:
+                await self._take_steps(environment, results[-1].admissible)
+        return True
+
+    async def _take_steps(self, environment: Environment, admissible: tuple[str, ...] | None) -> None:
+        while self.status is RolloutStatus.RUNNING:
+            if not await self._permitted():
+                self._cut()
+                return
+            with suppress(_Stopped):
+                admissible = await self._step(environment, admissible)
+
+    async def _permitted(self) -> bool:
+        """Ask for the next step; waiting for slower siblings does not count as time taken."""
+        deadline = self._limit.when() if self._limit is not None else None
+        if self._limit is None or deadline is None:
+            return await self.control.permit(self.index)
+        clock = asyncio.get_running_loop()
+        asked = clock.time()
+        self._limit.reschedule(None)
+        try:
+            return await self.control.permit(self.index)
+        finally:
+            self._limit.reschedule(deadline + clock.time() - asked)
+
+    async def _step(
+        self, environment: Environment, admissible: tuple[str, ...] | None
+    ) -> tuple[str, ...] | None:
+        completion = await self._complete(admissible)
+        if completion.finish_reason == "length":
+            self._lost = completion.usage
+            self._finish(truncated=True)
+            return None
+        raw = read_action(completion.message, self.config.actions)
+        action = canonicalise(raw, self.config.actions)
+        result = await self._interruptible(_done(partial(environment.step, str(raw))), is_request=False)
+        self._messages += [completion.message, *replies(completion.message, result.observation)]
+        self._record(action, completion, result)
+        return result.admissible
+
+    async def _complete(self, admissible: tuple[str, ...] | None) -> Completion:
+        """Ask for the next completion and book its tokens, whatever becomes of it."""
+        self._meter = meter = Meter()
+        info = RequestInfo(
+            group_id=self.group_id,
+            rollout=self.index,
+            step=len(self.steps) + 1,
+            seed=self.config.seed + self.index,
+            admissible=admissible,
+            meter=meter,
+        )
+        usage = Usage()
+        try:
+            completion = await self._interruptible(
+                self.policy.complete(self._messages, info), is_request=True
+            )
+            usage = completion.usage
+        except BaseException:
+            if meter.started:
+                usage = Usage(completion=meter.completion, source="client")
+                self._lost = usage
+            raise
+        finally:
+            overrun = self._overrun_of(usage)
+            self._overrun += overrun
+            self._wasted = meter.wasted
+            if meter.started or usage != Usage():
+                self.ledger.add(usage, overrun=overrun, wasted=meter.wasted)
+            self._meter = self._stopped_at = None
+        return completion
+
+    async def _score(self, score: Score) -> None:
+        """Score a rollout that has ended; the gate never waits for it, and a cut interrupts it."""
+        try:
+            value = await self._interruptible(_done(partial(score, self.task, self.rollout)), is_request=True)
+            self.reward = self.log.reward(self.index, value)
+        except _Stopped:
+            return
+        except Exception as error:
+            self.failure = RolloutFailure("score", f"{type(error).__name__}: {error}")
+            self.log.reward(self.index, None, failure=self.failure)
+
+    def _overrun_of(self, usage: Usage) -> int:
+        """Tokens of this request that arrived after the cut; unknown counts as none received."""
+        if self._stopped_at is None or usage.completion is None:
+            return 0
+        return max(0, usage.completion - self._stopped_at)
+
+    async def _interruptible(self, work: Coroutine[Any, Any, T], *, is_request: bool) -> T:
+        """Await work that `stop` may cancel, telling our own cancellation from a foreign one.
+
+        Raises:
+            _Stopped: `stop` cancelled the work.
+        """
+        task = asyncio.create_task(work)
+        self._in_flight, self._is_request = task, is_request
+        try:
+            await asyncio.wait({task})
+        finally:
+            self._in_flight = None
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+        if not task.cancelled():
+            return task.result()
+        if self._stopping:
+            self._stopping = False
+            raise _Stopped
+        raise RuntimeError("the work was cancelled from within")
+
+    def _record(
+        self, action: str, completion: Completion, result: StepResult, *, replayed: bool = False
+    ) -> None:
+        """Write the step, and tell the gate of it; a last step goes to the gate together with its end."""
+        text = completion.message.get("content")
+        step = Step(
+            index=len(self.steps) + 1,
+            action=action,
+            completion=text if isinstance(text, str) else None,
+            observation=result.observation,
+            observation_hash=observation_hash(result.observation),
+            is_error=result.is_error,
+            state_key=result.state_key,
+            usage=completion.usage,
+            finish_reason=completion.finish_reason,
+        )
+        self.steps.append(step)
+        self._lost = None
+        self.log.write_step(self.index, step, wasted=self._wasted, replayed=replayed)
+        self._wasted = 0
+        out_of_steps = len(self.steps) >= self.config.max_steps
+        if result.terminated or result.truncated or out_of_steps:
+            self.reward = result.reward if self.score is None else None
+            self.answer = result.answer
+            self._finish(truncated=not result.terminated, last_action=action)
+        else:
+            self._note(self.log.report(self.index, action))
+
+    def _finish(self, *, truncated: bool, last_action: str | None = None) -> None:
+        self.status = RolloutStatus.TRUNCATED if truncated else RolloutStatus.FINISHED
+        decision = self.log.finish(
+            self.index,
+            self.reward,
+            self.answer,
+            truncated=truncated,
+            last_action=last_action,
+            lost=self._lost,
+            wasted=self._wasted,
+            overrun=self._overrun,
+        )
+        self.control.ended(self.index, failed=False, answer=self.answer)
+        self._note(decision)
+
+    def _fail(self, kind: str, message: str) -> None:
+        self.status = RolloutStatus.FAILED
+        self.failure = RolloutFailure(kind, message)
+        decision = self.log.fail(
+            self.index, kind, message, lost=self._lost, wasted=self._wasted, overrun=self._overrun
+        )
+        self.control.ended(self.index, failed=True, answer=None)
+        self._note(decision)
+
+    def _cut(self) -> None:
+        self.status = RolloutStatus.CUT
+        self.log.cut(self.index, lost=self._lost, wasted=self._wasted, overrun=self._overrun)
+
+    def _note(self, decision: GateDecision | None) -> None:
+        if decision is not None:
+            self.control.note(decision)
+
+
+async def _done(work: Callable[[], T | Awaitable[T]]) -> T:
+    """Environments and scorers may be plain or asynchronous."""
+    result = work()
+    return await result if inspect.isawaitable(result) else result

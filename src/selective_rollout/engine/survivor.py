@@ -1,0 +1,21 @@
+"""Who goes on alone when a group is cut at inference.
+
+The order is drawn from the group id, so it is known before the group starts, the same in every process, and
+independent of who happens to be fast: choosing the first to finish would favour short answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from selective_rollout.draws import stable_order
+
+
+def survivor_order(group_id: str, size: int) -> list[int]:
+    """All rollouts in the order in which they are asked to survive; the first one also leads a held group."""
+    return stable_order(size, "survivor", group_id)
+
+
+def first_of(order: Sequence[int], candidates: Collection[int]) -> int | None:
+    """The first rollout of the order that is a candidate, or None."""
+    return next((rollout for rollout in order if rollout in candidates), None)
