@@ -1,0 +1,90 @@
+"""The folder of one run: resolved config, trace, metrics; never overwritten silently."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from selective_rollout.errors import ConfigError
+
+
+class RunFolder:
+    """`<root>/<name>/` with `config.toml`, `trace-*.jsonl`, `metrics.json` and pictures.
+
+    Args:
+        root: where runs live, usually `runs`.
+        name: name of the run; None makes one from the prefix and the time.
+        prefix: kind of run, for a made-up name.
+        config: resolved settings, plain data.
+        resume: take up an existing run; its config must be the same.
+
+    Raises:
+        ConfigError: the run exists and `resume` is off; or it is on, and the run is missing or was made with
+            other settings, which are named.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        name: str | None,
+        config: Mapping[str, Any],
+        *,
+        prefix: str = "run",
+        resume: bool = False,
+    ) -> None:
+        stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
+        self.path = root / (name or f"{prefix}-{stamp}-{os.getpid()}")
+        self.resumed = resume
+        existing = self.path / "config.toml"
+        if resume:
+            _require_same(existing, config)
+            return
+        if self.path.exists() and any(self.path.iterdir()):
+            raise ConfigError(f"{self.path} exists: choose another --name, or --resume the run")
+        self.path.mkdir(parents=True, exist_ok=True)
+        existing.write_text(to_toml(config), encoding="utf-8")
+
+    def write_metrics(self, metrics: Mapping[str, object]) -> Path:
+        """Write `metrics.json`; the old file stays intact until the new one is complete."""
+        path = self.path / "metrics.json"
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(metrics, indent=2, allow_nan=False), encoding="utf-8")
+        os.replace(partial, path)
+        return path
+
+
+def _require_same(existing: Path, config: Mapping[str, Any]) -> None:
+    if not existing.exists():
+        raise ConfigError(f"{existing.parent}: no run to resume there (no config.toml)")
+    before = tomllib.loads(existing.read_text(encoding="utf-8"))
+    now = tomllib.loads(to_toml(config))
+    differing = [
+        f"{table}.{key} was {before.get(table, {}).get(key)!r}, is {now.get(table, {}).get(key)!r}"
+        for table in sorted(before.keys() | now.keys())
+        for key in sorted(before.get(table, {}).keys() | now.get(table, {}).keys())
+        if before.get(table, {}).get(key) != now.get(table, {}).get(key)
+    ]
+    if differing:
+        raise ConfigError(f"{existing.parent}: cannot resume with other settings: {'; '.join(differing)}")
+
+
+def to_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Write tables of plain values as TOML; None is left out, since TOML has no null."""
+    parts = []
+    for name, values in tables.items():
+        rows = [f"{key} = {_toml_value(value)}" for key, value in values.items() if value is not None]
+        parts.append("\n".join([f"[{name}]", *rows]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _toml_value(value: object) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_toml_value(item) for item in value)}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{json.dumps(str(k))} = {_toml_value(v)}' for k, v in value.items())}}}"
+    return json.dumps(value) if isinstance(value, (str, bool, int, float)) else json.dumps(str(value))

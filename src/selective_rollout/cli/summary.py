@@ -1,0 +1,146 @@
+"""What came out of a run, for people and for programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.table import Table
+
+from selective_rollout.analysis.accounting import Accounting
+from selective_rollout.analysis.curve import GroupLine, distance_curve
+from selective_rollout.cli.console import number, percent, rate, remark, table
+from selective_rollout.engine.ledger import Ledger
+from selective_rollout.engine.outcome import GroupOutcome
+from selective_rollout.errors import MissingExtraError
+from selective_rollout.gate.config import GateConfig
+from selective_rollout.rewards import group_label
+from selective_rollout.types import RolloutStatus
+
+MOST_LINES = 2000
+"""Groups drawn in a picture; more would be one grey block."""
+
+
+@dataclass(slots=True)
+class RunSummary:
+    """Running totals over the groups of a run."""
+
+    gate: GateConfig
+    accounting: Accounting = field(init=False)
+    """Of the groups that ran to their own end: what the gate would have done, measured."""
+    ledger: Ledger = field(default_factory=Ledger)
+    groups: int = 0
+    cut: int = 0
+    audited: int = 0
+    late_vetoes: int = 0
+    answered: int = 0
+    steps: int = 0
+    statuses: dict[str, int] = field(default_factory=dict)
+    lines: list[GroupLine] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.accounting = Accounting(self.gate.start_step)
+
+    def add(self, outcome: GroupOutcome) -> None:
+        """Book one group."""
+        self.groups += 1
+        self.cut += outcome.cut_as is not None
+        self.audited += outcome.audited
+        self.late_vetoes += outcome.late_veto
+        self.answered += outcome.answer is not None
+        self.ledger.merge(outcome.ledger)
+        for rollout in outcome.group.rollouts:
+            self.steps += len(rollout.steps)
+            self.statuses[rollout.status.value] = self.statuses.get(rollout.status.value, 0) + 1
+        if outcome.cut_as is None:
+            self.accounting.add(outcome.group, outcome.would_cut_at)
+        if len(self.lines) < MOST_LINES:
+            cut_at = outcome.cut_at if outcome.cut_at is not None else outcome.would_cut_at
+            kind = group_label(outcome.group).kind
+            self.lines.append(GroupLine(distance_curve(outcome.group, self.gate.padding), kind, cut_at))
+
+    def picture(self, folder: Path, title: str) -> Path | None:
+        """Draw distance over steps into the run's folder; None, with a remark, without matplotlib."""
+        try:
+            from selective_rollout.analysis.plots import plot_distances  # noqa: PLC0415 (an extra)
+        except MissingExtraError as missing:
+            remark(f"no picture: {missing}")
+            return None
+        path = folder / "distance.png"
+        return plot_distances(
+            self.lines, tau=self.gate.tau, start_step=self.gate.start_step, title=title, path=path
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data for metrics.json and --json."""
+        return {
+            "groups": self.groups,
+            "rollouts": dict(sorted(self.statuses.items())),
+            "steps": self.steps,
+            "cut": self.cut,
+            "audited": self.audited,
+            "late_vetoes": self.late_vetoes,
+            "answered": self.answered,
+            "tokens": self.ledger.to_dict(),
+            "gate": self.gate.to_dict(),
+            "gate_fingerprint": self.gate.fingerprint(),
+            "measured_on_groups_that_ran_to_their_end": self.accounting.to_dict(),
+        }
+
+
+def accounting_table(title: str, accounting: Accounting) -> Table:
+    """What the gate would have done, on groups that ran to their own end."""
+    shown = table(title, "measured", "value")
+    shown.columns[1].justify = "left"
+    shown.columns[1].no_wrap = False
+    unknown = accounting.unknown
+    rows = [
+        (
+            "groups",
+            number(accounting.groups) + (f", {unknown} of them with unknown label" if unknown else ""),
+        ),
+        ("zero variance (base rate)", rate(accounting.base_rate)),
+        ("  all fail / all succeed", f"{accounting.all_fail} / {accounting.all_success}"),
+        ("cuts: right / wrong / missed", f"{accounting.right} / {accounting.wrong} / {accounting.missed}"),
+        ("precision of the cuts", rate(accounting.precision)),
+        ("signal-bearing groups lost", rate(accounting.loss)),
+        ("steps not generated, lossless", _steps(accounting.lossless.steps, accounting.steps)),
+        ("steps not generated, lossy", _steps(accounting.lossy.steps, accounting.steps)),
+        ("  a gate without errors", percent(accounting.oracle_saved)),
+        ("  as many cuts at random", percent(accounting.random_saved)),
+        ("efficiency (1.00 = worthless)", number(accounting.efficiency)),
+    ]
+    for name, value in rows:
+        shown.add_row(name, value)
+    return shown
+
+
+def ledger_rows(ledger: Ledger) -> list[tuple[str, str]]:
+    """Tokens of a run, with what is unknown said so."""
+    unknown = f" in {ledger.requests - ledger.unknown_requests} requests"
+    unknown += f"; {ledger.unknown_requests} requests unknown" if ledger.unknown_requests else ""
+    rows = [("completion tokens", number(ledger.completion) + unknown)]
+    known_prompts = ledger.requests - ledger.unknown_prompts
+    rows.append(("prompt tokens", number(ledger.prompt if known_prompts else None)))
+    rows.append(("overrun after cuts", number(ledger.overrun)))
+    if ledger.wasted or ledger.abandoned:
+        rows.append(("wasted by failures / abandoned", f"{ledger.wasted:,} / {ledger.abandoned:,}"))
+    return rows
+
+
+def run_table(title: str, summary: RunSummary) -> Table:
+    """What was done in a run."""
+    shown = table(title, "done", "value")
+    shown.columns[1].justify = "left"
+    failed = summary.statuses.get(RolloutStatus.FAILED.value, 0)
+    shown.add_row("groups", number(summary.groups))
+    shown.add_row("cut / audited / late vetoes", f"{summary.cut} / {summary.audited} / {summary.late_vetoes}")
+    shown.add_row("rollouts failed", number(failed))
+    shown.add_row("steps", number(summary.steps))
+    for name, value in ledger_rows(summary.ledger):
+        shown.add_row(name, value)
+    return shown
+
+
+def _steps(part: int, whole: int) -> str:
+    return f"{part:,} ({percent(part / whole if whole else None)} of {whole:,})"

@@ -1,0 +1,253 @@
+"""The command line: exit codes, one-line errors, one JSON document."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from selective_rollout.cli.main import main
+from selective_rollout.testing import LoopbackServer, TutorialBrain
+from selective_rollout.trace.reader import read_groups
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Invoke = Callable[..., Done]
+
+
+@pytest.fixture
+def invoke(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Invoke:
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["selective-rollout", *arguments])
+        capsys.readouterr()
+        code = 0
+        try:
+            main()
+        except SystemExit as exit_:
+            code = exit_.code if isinstance(exit_.code, int) else 1
+        captured = capsys.readouterr()
+        return Done(code, captured.out, captured.err)
+
+    return call
+
+
+SIMULATED = ("run", "--env", "household", "--simulated", "--group-size", "4", "--count")
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (
+                ("run", "--env", "household", "--simulated", "--tau", "1.5"),
+                "gate.tau must be a number in [0, 1]",
+            ),
+            (("run", "--env", "household", "--simulated", "--tau", "nan"), "gate.tau"),
+            (
+                ("run", "--env", "household", "--simulated", "--group-size", "1"),
+                "run.group_size must be at least 2",
+            ),
+            (("run", "--env", "household", "--simulated", "--start-step", "0"), "gate.start_step"),
+            (("run", "--env", "household", "--simulated", "--mode", "enforce"), "needs a certificate"),
+            (("run", "--base-url", "http://127.0.0.1:1/v1", "--model", "m"), "name a tasks file"),
+            (("run", "t.jsonl", "--simulated"), "--simulated plays the household world only"),
+            (("run", "t.jsonl", "--env", "nowhere:make", "--base-url", "http://127.0.0.1:1/v1"), "'nowhere'"),
+            (
+                ("run", "t.jsonl", "--env", "palace", "--base-url", "http://127.0.0.1:1/v1"),
+                "use household, prompt",
+            ),
+            (("bench", "--sweep", "a,b"), "something that is no number"),
+            (("bench", "--prompts", "0"), "--prompts must be at least 1"),
+            (("plan", "--group-size", "1"), "a group needs at least 2 rollouts"),
+            (("plan", "--pass-rate", "2"), "a pass rate lies between 0 and 1"),
+        ],
+    )
+    def test_bad_values_are_one_line_and_code_2(
+        self, invoke: Invoke, arguments: tuple[str, ...], words: str
+    ) -> None:
+        Path("t.jsonl").write_text('{"prompt": "p"}\n')
+        done = invoke(*arguments)
+        assert done.code == 2
+        assert words in done.err
+        assert done.err.count("\n") == 1
+        assert done.out == ""
+
+    def test_unknown_options_are_usage_errors(self, invoke: Invoke) -> None:
+        assert invoke("run", "--temprature", "1").code == 2
+
+    def test_a_missing_endpoint_says_what_to_set(self, invoke: Invoke) -> None:
+        Path("t.jsonl").write_text('{"prompt": "p"}\n')
+        done = invoke("run", "t.jsonl")
+        assert done.code == 3
+        assert "set SELECTIVE_ROLLOUT_BASE_URL" in done.err
+        assert not Path("runs").exists()
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("nonsense\n", "t.jsonl:1: not JSON"),
+            ('{"prompt": "a"}\n[1]\n', 't.jsonl:2: a task is an object with a text "prompt"'),
+            ("\n\n", "there are no tasks to run"),
+        ],
+    )
+    def test_bad_task_lines_are_named(self, invoke: Invoke, text: str, words: str) -> None:
+        Path("t.jsonl").write_text(text)
+        done = invoke("run", "t.jsonl", "--base-url", "http://127.0.0.1:1/v1", "--model", "m")
+        assert done.code == 2
+        assert words in done.err
+
+    def test_debug_shows_where_an_error_came_from(self, invoke: Invoke) -> None:
+        assert "Traceback" in invoke("--debug", "plan", "--group-size", "1").err
+
+
+class TestRun:
+    def test_a_simulated_run_leaves_config_trace_metrics_and_picture(self, invoke: Invoke) -> None:
+        done = invoke(*SIMULATED, "6", "--name", "first")
+        assert done.code == 0, done.err
+        assert "zero variance (base rate)" in done.out
+        folder = Path("runs/first")
+        names = sorted(path.name for path in folder.iterdir())
+        assert names[:3] == ["config.toml", "distance.png", "metrics.json"]
+        assert len(list(read_groups(folder))) == 6
+        assert json.loads((folder / "metrics.json").read_text())["groups"] == 6
+
+    def test_json_is_exactly_one_document(self, invoke: Invoke) -> None:
+        done = invoke(*SIMULATED, "3", "--json")
+        document = json.loads(done.out)
+        assert document["groups"] == 3
+        assert document["tokens"]["prompt"] == 0
+        assert document["tokens"]["unknown_prompts"] > 0
+
+    def test_a_run_is_never_overwritten_silently(self, invoke: Invoke) -> None:
+        invoke(*SIMULATED, "2", "--name", "x")
+        before = Path("runs/x/metrics.json").read_bytes()
+        done = invoke(*SIMULATED, "3", "--name", "x")
+        assert done.code == 2
+        assert "runs/x exists: choose another --name, or --resume the run" in done.err
+        assert Path("runs/x/metrics.json").read_bytes() == before
+
+    def test_resuming_with_other_settings_names_them(self, invoke: Invoke) -> None:
+        invoke(*SIMULATED, "2", "--name", "x")
+        done = invoke(*SIMULATED, "2", "--name", "x", "--tau", "0.2", "--resume")
+        assert done.code == 2
+        assert "gate.tau was 0.12, is 0.2" in done.err
+
+    def test_resuming_what_does_not_exist_is_an_error(self, invoke: Invoke) -> None:
+        assert "no run to resume there" in invoke(*SIMULATED, "2", "--name", "y", "--resume").err
+
+    def test_a_gate_that_can_never_fire_is_pointed_out(self, invoke: Invoke) -> None:
+        done = invoke(*SIMULATED, "2", "--max-steps", "5")
+        assert done.code == 0
+        assert "warning: max_steps 5 is below start_step 10: this gate can never fire" in done.err
+
+    def test_enforcing_uncertified_is_possible_and_said(self, invoke: Invoke) -> None:
+        done = invoke(*SIMULATED, "10", "--mode", "enforce", "--uncertified", "--json")
+        assert json.loads(done.out)["cut"] >= 1
+
+    def test_an_endpoint_and_an_environment_of_ones_own(self, invoke: Invoke) -> None:
+        Path("my_world.py").write_text(
+            "from selective_rollout.env.base import Observation, StepResult\n"
+            "class World:\n"
+            "    replayable = True\n"
+            "    def __init__(self, task, rollout): self.task = task\n"
+            "    def start(self): return Observation('begin')\n"
+            "    def step(self, action):\n"
+            "        ended = action.startswith('answer(')\n"
+            "        return StepResult('ok', terminated=ended, answer=action if ended else None)\n"
+            "    def close(self): pass\n"
+            "def score(task, rollout): return float(rollout.answer == 'answer(yes)')\n"
+        )
+        Path("t.jsonl").write_text("".join(f'{{"id": "q{i}", "prompt": "question {i}"}}\n' for i in range(4)))
+        with LoopbackServer(TutorialBrain(0.5, steps=4)) as server:
+            done = invoke(
+                *("run", "t.jsonl", "--env", "my_world:World", "--reward", "my_world:score"),
+                *("--base-url", server.base_url, "--model", server.model, "--api-key", server.api_key or ""),
+                *("--group-size", "4", "--start-step", "2", "--name", "mine", "--json"),
+            )
+        assert done.code == 0, done.err
+        document = json.loads(done.out)
+        assert document["tokens"]["sources"] == {"server": document["tokens"]["requests"]}
+        assert server.api_key
+        for path in Path("runs/mine").iterdir():
+            assert server.api_key.encode() not in path.read_bytes()
+
+
+class TestPlan:
+    def test_the_chance_of_a_signal_is_the_textbooks(self, invoke: Invoke) -> None:
+        done = invoke("plan", "--pass-rate", "0.5", "--group-size", "2", "--group-size", "8", "--json")
+        rows = json.loads(done.out)["plan"]
+        assert [row["p_signal"] for row in rows] == [0.5, 1 - 2 * 0.5**8]
+        assert rows[0]["rollouts_per_signal_group"] == 4
+
+    def test_a_hopeless_prompt_never_gives_one(self, invoke: Invoke) -> None:
+        assert "never one" in invoke("plan", "--pass-rate", "0").out
+
+    def test_pass_rates_can_come_from_a_trace(self, invoke: Invoke) -> None:
+        invoke(*SIMULATED, "12", "--name", "x")
+        done = invoke("plan", "runs/x")
+        assert done.code == 0
+        assert "12 recorded prompts" in done.out.replace("\n", " ")
+
+
+class TestDoctor:
+    def test_without_an_endpoint_it_reports_versions(self, invoke: Invoke) -> None:
+        document = json.loads(invoke("doctor", "--json").out)
+        assert document["endpoint"] is None
+        assert document["versions"]["rapidfuzz (core)"]
+
+    def test_a_sound_endpoint_is_fit(self, invoke: Invoke) -> None:
+        with LoopbackServer(TutorialBrain()) as server:
+            done = invoke("doctor", "--base-url", server.base_url, "--api-key", server.api_key or "")
+        assert done.code == 0
+        assert "Fit for gating." in done.out
+        assert (server.api_key or "") not in done.out
+
+    def test_a_dead_endpoint_fails_the_check(self, invoke: Invoke) -> None:
+        done = invoke("doctor", "--base-url", "http://127.0.0.1:9/v1", "--model", "m")
+        assert done.code == 1
+        assert "Not usable" in done.out
+
+
+def test_bench_counts_one_observe_run_and_shows_the_enforced_one_beside_it(invoke: Invoke) -> None:
+    done = invoke("bench", "--prompts", "12", "--sweep", "0,0.05,0.2", "--json")
+    document = json.loads(done.out)
+    assert [row["tau"] for row in document["observed"]] == [0.0, 0.05, 0.2]
+    assert document["observed"][0]["cuts"] == 0
+    assert document["enforced"]["requests"] < document["no_gate"]["requests"] == 12 * 4 * 8
+    assert document["enforced"]["groups_cut"] == document["observed"][1]["cuts"] > 0
+
+
+def test_an_interrupted_run_exits_130_and_can_be_resumed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from selective_rollout.cli.main import main; main()"]
+    arguments = [*SIMULATED, "4000", "--name", "long"]
+    process = subprocess.Popen(
+        [*command, *arguments], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    folder = tmp_path / "runs" / "long"
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and not any(
+        b"group_end" in p.read_bytes() for p in folder.glob("*.jsonl")
+    ):
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert err.splitlines()[-1] == "interrupted; what was recorded is valid and can be resumed"
+    groups = list(read_groups(folder))
+    assert any(group.end is not None for group in groups)
+    assert any(group.end is None for group in groups)
