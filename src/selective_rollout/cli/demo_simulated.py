@@ -34,6 +34,7 @@ from selective_rollout.trace.recorder import Recorder
 from selective_rollout.types import Task
 
 ALPHA, DELTA = 0.10, 0.05
+AUDIT_RATE = 0.2
 GRID = decimal_grid("0.005:0.300:0.005")
 GROUP_SIZE, MAX_STEPS = 8, 30
 
@@ -62,6 +63,21 @@ class Enforced:
     def cut(self) -> list[int]:
         """Indices of the groups that were cut."""
         return [i for i, result in enumerate(self.results) if result.cut_at is not None]
+
+    @property
+    def audited_cuts(self) -> list[GroupResult]:
+        """Groups whose cut was not carried out because they had been drawn for an audit."""
+        return [result for result in self.results if result.audited and result.would_cut_at is not None]
+
+    @property
+    def right_audited_cuts(self) -> int:
+        """Audited would-be cuts that ended with equal rewards."""
+        return sum(group_label(result.group).zero_variance is True for result in self.audited_cuts)
+
+    @property
+    def ungated_requests(self) -> int:
+        """Requests that the same rollouts take without a gate."""
+        return sum(len(rollout.steps) for outcome in self.full for rollout in outcome.group.rollouts)
 
     @property
     def kept_answers(self) -> int:
@@ -100,6 +116,7 @@ def show_simulated(
         },
         "enforced": None,
     }
+    run = None
     if choice.tau is not None:
         gate = replace(rule, tau=choice.tau, outcome="survivor")
         fresh = list(islice(household_tasks(recorded + enforced, seed), recorded, None))
@@ -107,6 +124,8 @@ def show_simulated(
         document["enforced"] = _enforced_dict(run)
         if not quiet:
             _print_enforced(run, gate)
+    if not quiet:
+        _print_in_short(observed, choice, run)
     return document
 
 
@@ -142,7 +161,7 @@ async def _all(tasks: Iterable[Task], shop: Workshop, what: str, count: int) -> 
 async def _enforce(path: Path, gate: GateConfig, tasks: Sequence[Task]) -> Enforced:
     from selective_rollout.policy.openai_client import OpenAIPolicy  # noqa: PLC0415 (takes 400 ms)
 
-    config = RunConfig(group_size=GROUP_SIZE, max_steps=MAX_STEPS, mode="enforce")
+    config = RunConfig(group_size=GROUP_SIZE, max_steps=MAX_STEPS, mode="enforce", audit_rate=AUDIT_RATE)
     with LoopbackServer(HouseholdBrain()) as server, Recorder(path) as recorder:
         endpoint = Endpoint(base_url=server.base_url, api_key=server.api_key or NO_KEY, model=server.model)
         policy = OpenAIPolicy(endpoint)
@@ -213,12 +232,32 @@ def _print_enforced(run: Enforced, gate: GateConfig) -> None:
     shown.add_row("requests cancelled midway", number(counters.disconnects))
     shown.add_row("tokens generated after a cancel (overrun)", number(counters.tokens_after_disconnect))
     stdout().print(shown)
-    steps = sum(len(r.steps) for outcome in run.full for r in outcome.group.rollouts)
     click.echo(
-        f"   The same simulated rollouts without a gate take {steps:,} requests. In "
+        f"   The same simulated rollouts without a gate take {run.ungated_requests:,} requests. In "
         f"{run.kept_answers} of the {cut} cut groups\n   the survivor's answer was the full vote's "
         "(only a simulation can be carried on to know that)."
     )
+
+
+def _print_in_short(observed: Accounting, choice: Choice, run: Enforced | None) -> None:
+    zero_variance, efficiency = percent(observed.base_rate.value), number(observed.efficiency)
+    cuts = f"{observed.cuts} ({observed.right} right, {observed.wrong} wrong)"
+    lines = [
+        f"observe    {observed.groups} groups, {zero_variance} zero variance; the gate cuts {cuts}, "
+        f"efficiency {efficiency}"
+    ]
+    if run is None or choice.tau is None:
+        lines.append("calibrate  no threshold holds that bound here, so the gate stays off")
+    else:
+        requests = f"{run.counters.requests:,} requests instead of {run.ungated_requests:,}"
+        lines += [
+            f"calibrate  tau {choice.tau:g} loses at most {percent(choice.bound)} of the signal-bearing groups "
+            f"(95% confidence, {choice.signal} of them)",
+            f"enforce    {len(run.cut)} of {len(run.results)} fresh groups cut: {requests}",
+            f"audit      {len(run.audited_cuts)} would-be cuts ran on to be checked: "
+            f"{run.right_audited_cuts} had equal rewards",
+        ]
+    click.echo("\nIn short:\n  " + "\n  ".join(lines))
 
 
 def _enforced_dict(run: Enforced) -> dict[str, object]:
@@ -228,7 +267,9 @@ def _enforced_dict(run: Enforced) -> dict[str, object]:
         "cut": len(run.cut),
         "answers_kept": run.kept_answers,
         "requests": counters.requests,
-        "requests_without_gate": sum(len(r.steps) for o in run.full for r in o.group.rollouts),
+        "requests_without_gate": run.ungated_requests,
+        "audited_cuts": len(run.audited_cuts),
+        "audited_cuts_right": run.right_audited_cuts,
         "completion_tokens": counters.completion_tokens,
         "disconnects": counters.disconnects,
         "tokens_after_disconnect": counters.tokens_after_disconnect,
