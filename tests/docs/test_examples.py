@@ -1,0 +1,64 @@
+"""Every example runs as it stands, without network or key, and says what it promises."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+EXPECTED = {
+    "quickstart.py": [
+        "step 4: distance 0.000, gate says fired",
+        "step 4: distance 0.458, gate says distance",
+        "-> stop the group",
+        "-> let it run",
+    ],
+    "own_loop.py": [
+        "prompt-8  distance 0.00  cut   mixed",
+        "would-be cuts: 10 (8 right, 2 wrong)",
+        "missed:        1",
+        "384 lossless, 96 lossy, of 1440",
+    ],
+    "run_household.py": ["40 groups of 8", "lossless + ", "efficiency "],
+    "vllm_endpoint.py": [
+        "household-standard-0-5: distance 0.000, cut at step 6; answer 'nursery shelf'",
+        "kept: known_rewards_differ",
+        "kept: distance",
+        "requests cancelled midway",
+    ],
+}
+"""What each example must print; one without an entry must print something."""
+
+FILES = sorted(EXAMPLES.glob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_it_runs_and_says_what_it_promises(path: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONWARNINGS": "error::ResourceWarning"}
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    for words in EXPECTED.get(path.name, []):
+        assert words in done.stdout
+    assert list(tmp_path.iterdir()) == [], "an example leaves nothing behind"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_it_is_short_enough_to_be_read(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 80
+
+
+def test_expectations_are_about_examples_that_exist() -> None:
+    assert set(EXPECTED) <= {path.name for path in FILES}
