@@ -23,6 +23,7 @@ from selective_rollout.env.base import Environment, EnvironmentFactory, StepResu
 from selective_rollout.errors import EnvironmentFault, PolicyError
 from selective_rollout.gate.decision import GateDecision
 from selective_rollout.policy.base import Completion, Message, Meter, Policy, RequestInfo
+from selective_rollout.policy.usage import sum_usages
 from selective_rollout.trace.group_log import GroupLog, observation_hash
 from selective_rollout.types import Rollout, RolloutFailure, RolloutStatus, Step, Task, Usage
 
@@ -70,8 +71,8 @@ class Member:
     _meter: Meter | None = None
     _stopped_at: int | None = None
     """Completion tokens the request in flight had received when the group was cut."""
-    _lost: Usage | None = None
-    """Tokens of a last completion that became no step."""
+    _lost: list[Usage] = field(default_factory=list)
+    """Completions that became no step: cut off by their limit, cancelled, or never answered by the world."""
     _wasted: int = 0
     _overrun: int = 0
 
@@ -86,6 +87,10 @@ class Member:
             answer=self.answer,
             failure=self.failure,
         )
+
+    @property
+    def _lost_usage(self) -> Usage | None:
+        return sum_usages(self._lost) if self._lost else None
 
     async def run(self) -> None:
         """Take steps until the rollout ends, fails or is stopped."""
@@ -185,12 +190,16 @@ class Member:
     ) -> tuple[str, ...] | None:
         completion = await self._complete(admissible)
         if completion.finish_reason == "length":
-            self._lost = completion.usage
+            self._lost.append(completion.usage)
             self._finish(truncated=True)
             return None
         raw = read_action(completion.message, self.config.actions)
         action = canonicalise(raw, self.config.actions)
-        result = await self._interruptible(_done(partial(environment.step, str(raw))), is_request=False)
+        try:
+            result = await self._interruptible(_done(partial(environment.step, str(raw))), is_request=False)
+        except BaseException:
+            self._lost.append(completion.usage)
+            raise
         self._messages += [completion.message, *replies(completion.message, result.observation)]
         self._record(action, completion, result)
         return result.admissible
@@ -215,7 +224,7 @@ class Member:
         except BaseException:
             if meter.started:
                 usage = Usage(completion=meter.completion, source="client")
-                self._lost = usage
+                self._lost.append(usage)
             raise
         finally:
             overrun = self._overrun_of(usage)
@@ -282,7 +291,6 @@ class Member:
             finish_reason=completion.finish_reason,
         )
         self.steps.append(step)
-        self._lost = None
         self.log.write_step(self.index, step, wasted=self._wasted, replayed=replayed)
         self._wasted = 0
         out_of_steps = len(self.steps) >= self.config.max_steps
@@ -301,7 +309,7 @@ class Member:
             self.answer,
             truncated=truncated,
             last_action=last_action,
-            lost=self._lost,
+            lost=self._lost_usage,
             wasted=self._wasted,
             overrun=self._overrun,
         )
@@ -312,14 +320,14 @@ class Member:
         self.status = RolloutStatus.FAILED
         self.failure = RolloutFailure(kind, message)
         decision = self.log.fail(
-            self.index, kind, message, lost=self._lost, wasted=self._wasted, overrun=self._overrun
+            self.index, kind, message, lost=self._lost_usage, wasted=self._wasted, overrun=self._overrun
         )
         self.control.ended(self.index, failed=True, answer=None)
         self._note(decision)
 
     def _cut(self) -> None:
         self.status = RolloutStatus.CUT
-        self.log.cut(self.index, lost=self._lost, wasted=self._wasted, overrun=self._overrun)
+        self.log.cut(self.index, lost=self._lost_usage, wasted=self._wasted, overrun=self._overrun)
 
     def _note(self, decision: GateDecision | None) -> None:
         if decision is not None:

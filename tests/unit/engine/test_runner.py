@@ -472,3 +472,23 @@ class TestSampling:
         outcome, _ = await run(same(5), temperature=0.0)
         assert [d.reason for d in outcome.decisions] == [Reason.IDENTICAL_SAMPLING]
         assert outcome.trainable
+
+
+class TestLedger:
+    async def test_trace_and_ledger_agree_whatever_became_of_a_completion(self, tmp_path: Path) -> None:
+        """Steps, completions that the world never answered, and cancelled ones: nothing is lost or doubled."""
+
+        class Breaks(World):
+            def step(self, action: str) -> StepResult:
+                if self.rollout == 0 and action == "go 1":
+                    raise EnvironmentFault("gone")
+                result: StepResult = World.step(self, action)
+                return result
+
+        with Recorder(tmp_path / "t.jsonl") as recorder:
+            outcome, _ = await run(same(5), environment=Breaks, recorder=recorder)
+        [recorded] = read_groups(tmp_path)
+        steps = [step.usage for r in recorded.group.rollouts for step in r.steps if step.usage is not None]
+        on_record = sum(usage.completion or 0 for usage in steps) + recorded.lost
+        assert recorded.lost == 2
+        assert on_record == outcome.ledger.completion
