@@ -15,7 +15,7 @@ from selective_rollout.engine.runner import Workshop
 from selective_rollout.env import HouseholdEnvironment, household_tasks
 from selective_rollout.testing.household import SimulatedPolicy
 
-GROUPS = 40
+GROUPS = 30
 RULE = GateConfig()
 
 

@@ -18,3 +18,17 @@ def stable_fraction(*parts: object) -> float:
 def stable_order(size: int, *parts: object) -> list[int]:
     """The numbers 0 to size - 1 in an order that depends on the text of the parts alone."""
     return sorted(range(size), key=lambda i: stable_fraction(*parts, i))
+
+
+def sampling_seed(seed: int, group_id: str, rollout: int) -> int:
+    """The sampling seed of one rollout: a group's own base, plus the rollout's index.
+
+    Groups of one prompt must not repeat each other, so the base depends on the group id. Within a group the
+    seeds count up, as servers do themselves for the choices of one request.
+    """
+    return int(stable_fraction("sampling", seed, group_id) * 2**31) + rollout
+
+
+def is_audited(seed: int, group_id: str, rate: float) -> bool:
+    """Whether a group's would-be cut runs on, to be checked."""
+    return stable_fraction("audit", seed, group_id) < rate

@@ -6,6 +6,8 @@ In README.md and docs/, by the words behind the opening fence of a block:
 - `python no-run (reason)`: not run; the reason is required.
 - `console run`: each line `$ selective-rollout ...` must exit with 0; `console run exit=N`: with N.
 - `text output`: what the block run before it printed on stdout, but for blanks at the ends of lines.
+
+VLLM_BASE_URL and VLLM_MODEL name a loopback server, so blocks that need an endpoint run unchanged.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +27,7 @@ from selective_rollout.cli.main import cli, main
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.decision import Reason
 from selective_rollout.gate.signals import DECLARED, SIGNALS
+from selective_rollout.testing import LoopbackServer, TutorialBrain
 from selective_rollout.trace.schema import json_schema
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +36,7 @@ DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [README, *DOCS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
 COMMAND = "$ selective-rollout"
 
@@ -98,11 +102,17 @@ class Stage:
 
 
 @pytest.fixture
-def stage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Stage:
+def stage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Iterator[Stage]:
     monkeypatch.chdir(tmp_path)
-    return Stage(monkeypatch, capsys)
+    with LoopbackServer(TutorialBrain(), api_key=None) as server:
+        monkeypatch.setenv("VLLM_BASE_URL", server.base_url)
+        monkeypatch.setenv("VLLM_MODEL", server.model)
+        yield Stage(monkeypatch, capsys)
 
 
+@pytest.mark.filterwarnings("ignore::selective_rollout.engine.batch.UncertifiedGateWarning")
 @pytest.mark.parametrize("path", RUNNABLE, ids=name_of)
 def test_blocks_run_and_print_what_is_shown(path: Path, stage: Stage) -> None:
     for block in blocks_of(path):
@@ -123,7 +133,7 @@ def test_blocks_run_and_print_what_is_shown(path: Path, stage: Stage) -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_blocks_are_of_a_known_kind(path: Path) -> None:
-    known = re.compile(r"(python( no-run \(.+\))?|text( output)?|console( run( exit=\d+)?)?|toml|json)")
+    known = re.compile(r"(python( no-run \(.+\))?|text( output)?|console( run( exit=\d+)?)?|toml|json)?")
     odd = [f"{block.line}: {block.info!r}" for block in blocks_of(path) if not known.fullmatch(block.info)]
     assert odd == []
 

@@ -24,7 +24,12 @@ EXPECTED = {
         "missed:        1",
         "384 lossless, 96 lossy, of 1440",
     ],
-    "run_household.py": ["40 groups of 8", "lossless + ", "efficiency "],
+    "run_household.py": ["30 groups of 8", "lossless + ", "efficiency "],
+    "langgraph_group.py": [
+        "cut: answer 'yes'",
+        "7 inferred; 28 requests of at most 56",
+        "answered 140 requests",
+    ],
     "vllm_endpoint.py": [
         "household-standard-0-5: distance 0.000, cut at step 6; answer 'nursery shelf'",
         "kept: known_rewards_differ",

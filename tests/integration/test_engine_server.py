@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from selective_rollout.draws import sampling_seed
 from selective_rollout.engine.batch import run_groups
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.outcome import GroupOutcome
@@ -77,11 +78,13 @@ async def test_followers_wait_at_the_check_while_the_leader_answers() -> None:
 async def test_a_cut_closes_the_requests_in_flight_and_the_server_stops_generating() -> None:
     """Rollout 0 is slow to reach the check; the others are in the middle of a long answer when it does."""
 
+    slow = sampling_seed(0, "g", 0)
+
     def say(request: dict[str, object], choice: int, seed: int | None) -> Reply:
         messages = request["messages"]
         assert isinstance(messages, list)
         step = sum(message["role"] == "assistant" for message in messages) + 1
-        words = 40 if seed == 0 and step == START else 400 if step > START else 1
+        words = 40 if seed == slow and step == START else 400 if step > START else 1
         return Reply(content=" ".join(["go"] * words))
 
     rule = GateConfig(start_step=START, tau=0.5)

@@ -251,8 +251,8 @@ def _print_in_short(observed: Accounting, choice: Choice, run: Enforced | None) 
     else:
         requests = f"{run.counters.requests:,} requests instead of {run.ungated_requests:,}"
         lines += [
-            f"calibrate  tau {choice.tau:g} loses at most {percent(choice.bound)} of the signal-bearing groups "
-            f"(95% confidence, {choice.signal} of them)",
+            f"calibrate  tau {choice.tau:g} loses at most {percent(choice.bound)} of the signal-bearing "
+            f"groups (95% confidence, {choice.signal} of them)",
             f"enforce    {len(run.cut)} of {len(run.results)} fresh groups cut: {requests}",
             f"audit      {len(run.audited_cuts)} would-be cuts ran on to be checked: "
             f"{run.right_audited_cuts} had equal rewards",

@@ -52,7 +52,7 @@ class _Commands(click.Group):
 @click.version_option(__version__, prog_name="selective-rollout")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def cli(debug: bool) -> None:
-    r"""Stop parallel LLM rollouts of one prompt once going on is worthless.
+    """Stop parallel LLM rollouts of one prompt once going on is worthless.
 
     \b
     Start here:
@@ -60,7 +60,7 @@ def cli(debug: bool) -> None:
       selective-rollout import FORMAT FILE      see the waste in rollouts you already have
       selective-rollout run TASKS --env m:f     record groups of your own agent (stops nothing)
       selective-rollout doctor                  is this machine and endpoint fit for it
-    """
+    """  # noqa: D301 - click reads the \b
 
 
 def _remark_warning(message: Warning | str, *_: object, **__: object) -> None:

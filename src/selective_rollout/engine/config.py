@@ -36,7 +36,7 @@ class RunConfig:
     rollout_timeout_s: float | None = None
     """A rollout that takes longer fails; time spent held does not count."""
     seed: int = 0
-    """Base of the sampling seeds (rollout i gets seed + i) and of audit draws."""
+    """Base of the sampling seeds, which differ by group and rollout, and of audit draws."""
     temperature: float | None = None
     """Declared sampling temperature; 0 means that siblings are copies, and no group is cut."""
     actions: ActionOptions = field(default_factory=ActionOptions)

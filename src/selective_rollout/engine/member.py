@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from selective_rollout.actions import canonicalise, read_action
+from selective_rollout.draws import sampling_seed
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.conversation import Opening, replies
 from selective_rollout.engine.hold import Control
@@ -211,7 +212,7 @@ class Member:
             group_id=self.group_id,
             rollout=self.index,
             step=len(self.steps) + 1,
-            seed=self.config.seed + self.index,
+            seed=sampling_seed(self.config.seed, self.group_id, self.index),
             admissible=admissible,
             meter=meter,
         )

@@ -28,12 +28,12 @@ from selective_rollout.errors import TraceError
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.group import GroupGate
 from selective_rollout.trace.group_log import GroupLog
-from selective_rollout.trace.schema import TRACE_VERSION, Event, HeaderEvent
+from selective_rollout.trace.schema import TRACE_VERSION, DecisionEvent, Event, HeaderEvent
 from selective_rollout.types import Mode, SamplingInfo
 
 Redact = Callable[[str], str]
 
-_REDACTED_FIELDS: Final = ("action", "completion", "observation", "answer", "error")
+_REDACTED_FIELDS: Final = ("action", "completion", "observation", "answer", "state_key", "error")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -170,11 +170,13 @@ class Recorder:
     def _prepared(self, event: Event) -> Event:
         if self._redact is None:
             return event
-        texts = {
+        texts: dict[str, Any] = {
             name: self._redact(text)
             for name in _REDACTED_FIELDS
             if isinstance(text := getattr(event, name, None), str)
         }
+        if isinstance(event, DecisionEvent):
+            texts["answers"] = [None if answer is None else self._redact(answer) for answer in event.answers]
         failure = getattr(event, "failure", None)
         if failure is not None:
             texts["failure"] = msgspec.structs.replace(failure, message=self._redact(failure.message))

@@ -70,8 +70,12 @@ def test_redaction_runs_before_the_first_byte_is_written(tmp_path: Path) -> None
             group.step(0, "login(hunter2)")
             group.finish(0, answer="hunter2")
             group.fail(1, "error", "bad password hunter2")
+        with recorder.group("h", 3, gate=GateConfig(start_step=1, outcome="survivor")) as group:
+            for rollout in range(2):
+                group.finish(rollout, answer="hunter2", last_action="a")
+            group.step(2, "look", state_key="at hunter2")
     assert "hunter2" not in path.read_text()
-    assert path.read_text().count("***") == 3
+    assert path.read_text().count("***") == 8
 
 
 def test_files_are_private_and_named_after_their_writer(tmp_path: Path) -> None:
@@ -188,3 +192,18 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(TraceError, match="cannot write the trace"):
         Recorder(tmp_path / "file" / "t.jsonl")
+
+
+def test_a_loop_that_enforces_its_cuts_says_so_itself(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "t.jsonl") as recorder:
+        with recorder.group("g", 2, gate=GateConfig(start_step=1), mode="enforce") as group:
+            group.step(0, "look")
+            decision = group.step(1, "look")
+            assert decision is not None
+            assert decision.fires
+            group.cut(0)
+            group.cut(1)
+            group.end(outcome="drop", cut_at=decision.step)
+    [recorded] = read_groups(tmp_path)
+    assert recorded.end is not None
+    assert (recorded.end.cut_at, recorded.end.would_cut_at) == (1, None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from selective_rollout.draws import sampling_seed
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.group import GroupGate
@@ -55,7 +56,9 @@ class Book:
         attempt: int,
     ) -> None:
         sampling = [
-            SamplingInfo(seed=config.seed + i, temperature=config.temperature)
+            SamplingInfo(
+                seed=sampling_seed(config.seed, group["group_id"], i), temperature=config.temperature
+            )
             for i in range(config.group_size)
         ]
         self.attempt = attempt

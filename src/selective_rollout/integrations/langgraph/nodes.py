@@ -11,7 +11,7 @@ from langgraph.config import get_stream_writer
 from langgraph.runtime import get_runtime
 from langgraph.types import Send, StreamWriter
 
-from selective_rollout.draws import stable_fraction
+from selective_rollout.draws import is_audited
 from selective_rollout.engine.ledger import Ledger
 from selective_rollout.gate.decision import Reason
 from selective_rollout.integrations.langgraph.book import Book
@@ -49,7 +49,7 @@ def open_group(state: GroupState) -> Plain:
     task_id = state.get("task_id") or group_id
     rollouts: dict[str, RolloutState | None] = dict.fromkeys(state.get("rollouts", {}))
     rollouts |= {str(index): fresh_rollout(index) for index in range(config.group_size)}
-    drawn = stable_fraction("audit", config.seed, group_id) < config.audit_rate
+    drawn = is_audited(config.seed, group_id, config.audit_rate)
     return {
         "group_id": group_id,
         "task_id": task_id,

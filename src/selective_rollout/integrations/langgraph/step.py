@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from selective_rollout.actions import canonicalise, read_action
+from selective_rollout.draws import sampling_seed
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.conversation import replies
 from selective_rollout.env.base import StepResult
@@ -95,7 +96,7 @@ async def _step(
         group_id=group["group_id"],
         rollout=before["index"],
         step=len(before["steps"]) + 1,
-        seed=config.seed + before["index"],
+        seed=sampling_seed(config.seed, group["group_id"], before["index"]),
         admissible=world.admissible,
         meter=request.meter,
     )
