@@ -32,3 +32,8 @@ def sampling_seed(seed: int, group_id: str, rollout: int) -> int:
 def is_audited(seed: int, group_id: str, rate: float) -> bool:
     """Whether a group's would-be cut runs on, to be checked."""
     return stable_fraction("audit", seed, group_id) < rate
+
+
+def survivor_order(group_id: str, size: int) -> list[int]:
+    """All rollouts in the order in which they are asked to survive; the first one also leads a held group."""
+    return stable_order(size, "survivor", group_id)

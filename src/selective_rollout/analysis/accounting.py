@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from selective_rollout.draws import survivor_order
 from selective_rollout.rewards import GroupLabel, group_label
 from selective_rollout.stats import Interval, clopper_pearson
-from selective_rollout.types import Group, Rollout, RolloutStatus
+from selective_rollout.types import Group, Outcome, Rollout, RolloutStatus
 
 
 @dataclass(slots=True)
@@ -23,10 +24,14 @@ class Saving:
     tokens: int = 0
     steps_of_unknown_tokens: int = 0
 
-    def add(self, group: Group, cut_at: int) -> None:
-        """Add what stopping a group after step `cut_at` would have left ungenerated."""
+    def add(self, group: Group, cut_at: int, survivor: int | None = None) -> None:
+        """Add what stopping a group after step `cut_at` would have left ungenerated.
+
+        A survivor runs on, so its steps are not saved.
+        """
         self.groups += 1
-        for step in (step for rollout in group.rollouts for step in rollout.steps[cut_at:]):
+        stopped = [rollout for rollout in group.rollouts if rollout.index != survivor]
+        for step in (step for rollout in stopped for step in rollout.steps[cut_at:]):
             self.steps += 1
             if step.usage is None or step.usage.completion is None:
                 self.steps_of_unknown_tokens += 1
@@ -71,6 +76,8 @@ class Accounting:
     """
 
     start_step: int
+    outcome: Outcome = "drop"
+    """What becomes of a cut group; anything but drop leaves a survivor running."""
     groups: int = 0
     steps: int = 0
     tokens: int = 0
@@ -100,18 +107,18 @@ class Accounting:
         self.failed_rollouts += label.failed
         self.singletons += label.singleton
         self._add_cost(group.rollouts)
-        self.everything.add(group, self.start_step)
+        self.everything.add(group, self.start_step, self._survivor(group))
         if label.zero_variance is None:
             self.unknown += 1
         elif label.zero_variance:
             self.zero_variance += 1
             self.all_fail += label.kind == "all_fail"
             self.all_success += label.kind == "all_success"
-            self.oracle.add(group, self.start_step)
+            self.oracle.add(group, self.start_step, self._survivor(group))
         else:
             self.signal += 1
         if cut_at is not None:
-            self._saving_of(label).add(group, cut_at)
+            self._saving_of(label).add(group, cut_at, self._survivor(group))
         return label
 
     @property
@@ -186,6 +193,14 @@ class Accounting:
         if before is None or before == 1 or not kept:
             return None
         return (self.signal - self.wrong) / kept / (1 - before)
+
+    def _survivor(self, group: Group) -> int | None:
+        """Who would have run on: the first in the group's order that did not fail."""
+        if self.outcome == "drop":
+            return None
+        sound = {r.index for r in group.rollouts if r.status is not RolloutStatus.FAILED}
+        order = survivor_order(group.id, group.size)
+        return next((index for index in order if index in sound), None)
 
     def _saving_of(self, label: GroupLabel) -> Saving:
         if label.zero_variance is None:

@@ -15,7 +15,7 @@ from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.decision import Reason, judge
 from selective_rollout.gate.evidence import reply_to
 from selective_rollout.gate.group import GroupGate
-from selective_rollout.types import Group
+from selective_rollout.types import Group, Rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +96,26 @@ def replay(
 def _feed(gate: GroupGate, group: Group) -> None:
     for index in set(range(group.size)) - {rollout.index for rollout in group.rollouts}:
         gate.fail(index)
+    only_check = gate.config.start_step if gate.config.check_every is None else None
     for rollout in group.rollouts:
-        ended = rollout.status.ended_normally
-        last = rollout.steps[-1] if ended and rollout.steps else None
-        for step in rollout.steps[:-1] if last is not None else rollout.steps:
-            gate.report(rollout.index, step.action, **reply_to(step))
-        if not ended:
-            gate.fail(rollout.index)
-            continue
-        reward = None if rollout.late_reward else rollout.reward
-        if last is None:
-            gate.finish(rollout.index, reward, rollout.answer)
+        if only_check is not None and len(rollout.steps) > only_check:
+            # It runs on at the only check, and nothing that comes later may be read there.
+            for step in rollout.steps[: only_check + 1]:
+                gate.report(rollout.index, step.action, **reply_to(step))
         else:
-            gate.finish(rollout.index, reward, rollout.answer, action=last.action, **reply_to(last))
+            _feed_whole(gate, rollout)
+
+
+def _feed_whole(gate: GroupGate, rollout: Rollout) -> None:
+    ended = rollout.status.ended_normally
+    last = rollout.steps[-1] if ended and rollout.steps else None
+    for step in rollout.steps[:-1] if last is not None else rollout.steps:
+        gate.report(rollout.index, step.action, **reply_to(step))
+    if not ended:
+        gate.fail(rollout.index)
+        return
+    reward = None if rollout.late_reward else rollout.reward
+    if last is None:
+        gate.finish(rollout.index, reward, rollout.answer)
+    else:
+        gate.finish(rollout.index, reward, rollout.answer, action=last.action, **reply_to(last))

@@ -154,7 +154,7 @@ def _taus(sweep: str | None, tau: float) -> list[float]:
 
 
 def _account(replays: Sequence[Replay], rule: GateConfig, tau: float) -> Accounting:
-    account = Accounting(rule.start_step)
+    account = Accounting(rule.start_step, rule.outcome)
     for one in replays:
         account.add(one.group, one.fires_at(tau))
     return account

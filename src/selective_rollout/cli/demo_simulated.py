@@ -185,7 +185,7 @@ def _input(task: Task) -> GroupInput:
 
 
 def _account(replays: Sequence[Replay], rule: GateConfig, tau: float) -> Accounting:
-    account = Accounting(rule.start_step)
+    account = Accounting(rule.start_step, rule.outcome)
     for one in replays:
         account.add(one.group, one.fires_at(tau))
     return account

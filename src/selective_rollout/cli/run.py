@@ -12,13 +12,8 @@ from typing import Any
 import click
 
 from selective_rollout.cli.console import print_json, progress, remark, stdout
-from selective_rollout.cli.options import (
-    RULE_FIELDS,
-    endpoint_options,
-    json_option,
-    rule_options,
-    runs_options,
-)
+from selective_rollout.cli.options import endpoint_options, json_option, rule_options, runs_options
+from selective_rollout.cli.rule import RuleInForce, rule_of
 from selective_rollout.cli.runfolder import RunFolder
 from selective_rollout.cli.summary import RunSummary, accounting_table, run_table
 from selective_rollout.cli.workload import HouseholdTasks, environment_of, policy_of, score_of, tasks_of
@@ -29,10 +24,12 @@ from selective_rollout.engine.resume import ResumePoint, resume_point
 from selective_rollout.engine.runner import Workshop
 from selective_rollout.env.base import EnvironmentFactory
 from selective_rollout.errors import ConfigError
+from selective_rollout.gate.certificate import Workload
 from selective_rollout.gate.config import GateConfig
+from selective_rollout.gate.history import PromptHistory
 from selective_rollout.policy.base import Policy
 from selective_rollout.policy.endpoint import Endpoint
-from selective_rollout.trace.reader import ReadReport
+from selective_rollout.trace.reader import ReadReport, read_groups
 from selective_rollout.trace.recorder import Recorder
 from selective_rollout.types import Task
 
@@ -53,13 +50,18 @@ class RunRequest:
     score: str | None
     simulated: bool
     household: HouseholdTasks
-    rule: GateConfig
+    in_force: RuleInForce
     config: RunConfig
     endpoint: Endpoint | None
     client: Mapping[str, Any]
     record_observations: bool
     record_completions: bool
-    certified: bool
+    history: Path | None
+
+    @property
+    def rule(self) -> GateConfig:
+        """The decision rule."""
+        return self.in_force.rule
 
     def to_tables(self) -> dict[str, dict[str, Any]]:
         """For config.toml; never holds a key."""
@@ -103,6 +105,7 @@ class Parts:
     score: Score | None
     tasks: Sequence[Task]
     policy: Policy
+    history: PromptHistory | None
 
 
 @click.command(epilog=EPILOG)
@@ -129,6 +132,10 @@ class Parts:
 @click.option("--mode", type=click.Choice(["observe", "enforce"]), default="observe", show_default=True)
 @click.option("--hold", type=click.Choice(["none", "all", "followers"]), help="Who waits at a check.")
 @click.option("--stop", type=click.Choice(["safe", "drain", "cancel"]), default="safe", show_default=True)
+@click.option(
+    "--gate", type=click.Path(path_type=Path), help="Rule and certificate; flags given override it."
+)
+@click.option("--history", type=click.Path(path_type=Path), help="Prompt history to read and to add to.")
 @click.option("--uncertified", is_flag=True, help="Enforce a rule that no certificate covers.")
 @click.option(
     "--audit-rate", type=float, default=0.0, show_default=True, help="Share of would-be cuts that run on."
@@ -147,23 +154,26 @@ class Parts:
 @rule_options
 @runs_options
 @json_option
-def run(**options: Any) -> None:
+@click.pass_context
+def run(context: click.Context, /, **options: Any) -> None:
     """Roll out groups and record them.
 
     Observe mode, the default, stops nothing: it records what the gate would do. TASKS is a JSONL file with an
     "id" and a "prompt" per line.
     """
-    request = _request(options)
+    request = _request(context, options)
     parts = _parts(request)
     folder = RunFolder(options["runs"], options["name"], request.to_tables(), resume=options["resume"])
     summary = asyncio.run(_run(request, parts, folder))
+    if parts.history is not None:
+        parts.history.save(request.history or folder.path / "history.json")
     folder.write_metrics(summary.to_dict())
     summary.picture(folder.path, f"{folder.path.name}: distance over steps, {summary.groups} groups")
     _show(request, folder, summary, options["as_json"])
 
 
-def _request(options: Mapping[str, Any]) -> RunRequest:
-    rule = GateConfig.from_dict({name: options[name] for name in RULE_FIELDS})
+def _request(context: click.Context, options: Mapping[str, Any]) -> RunRequest:
+    rule = rule_of(context, options)
     names = (
         "group_size",
         "max_steps",
@@ -176,10 +186,7 @@ def _request(options: Mapping[str, Any]) -> RunRequest:
         "temperature",
     )
     config = RunConfig(**{name: options[name] for name in names})
-    if config.mode == "enforce" and rule.outcome != "vote" and not options["uncertified"]:
-        raise ConfigError(
-            "--mode enforce needs a certificate: observe first, or say --uncertified to enforce anyway"
-        )
+    rule.require_certificate(config.mode, uncertified=options["uncertified"])
     endpoint = None
     if not options["simulated"]:
         endpoint = Endpoint.resolve(options["base_url"], options["api_key"], options["model"])
@@ -191,13 +198,13 @@ def _request(options: Mapping[str, Any]) -> RunRequest:
         household=HouseholdTasks(
             options["count"], options["workload"], options["epochs"], options["task_seed"]
         ),
-        rule=rule,
+        in_force=rule,
         config=config,
         endpoint=endpoint,
         client={name: options[name] for name in ("temperature", "max_tokens", "constrain", "concurrency")},
         record_observations=options["record_observations"],
         record_completions=options["record_completions"],
-        certified=options["uncertified"],
+        history=options["history"],
     )
 
 
@@ -209,17 +216,37 @@ def _parts(request: RunRequest) -> Parts:
     if not tasks:
         raise ConfigError("there are no tasks to run")
     policy = policy_of(request.simulated, request.environment, request.endpoint, **request.client)
-    return Parts(environment, score, tasks, policy)
+    return Parts(environment, score, tasks, policy, _history(request))
+
+
+def _history(request: RunRequest) -> PromptHistory | None:
+    """The prompts' earlier rewards, if the rule reads them or the user keeps them."""
+    rule = request.rule
+    if request.history is not None and request.history.exists():
+        return PromptHistory.load(request.history)
+    reads = rule.history_mixed or (rule.score is not None and rule.score.reads_history)
+    return PromptHistory() if reads or request.history is not None else None
 
 
 async def _run(request: RunRequest, parts: Parts, folder: RunFolder) -> RunSummary:
-    resume = _resume(folder, parts.environment)
     summary = RunSummary(request.rule)
+    resume = _resume(folder, parts.environment, summary)
+    for warning in request.in_force.warnings(_workload(request)):
+        remark(f"warning: another workload than the certified one: {warning}")
+    alarm = request.in_force.alarm(request.config.audit_rate)
     with _recorder(request, folder) as recorder:
         shop = Workshop(
             parts.policy, parts.environment, request.rule, request.config, recorder, score=parts.score
         )
-        outcomes = run_groups(iter(parts.tasks), shop, resume=resume, certified=request.certified)
+        outcomes = run_groups(
+            iter(parts.tasks),
+            shop,
+            history=parts.history,
+            resume=resume,
+            certified=request.in_force.certified,
+            tau_of=request.in_force.tau_of(),
+            alarm=alarm,
+        )
         try:
             with progress("groups", len(parts.tasks) - len(resume.done)) as bar:
                 async with aclosing(outcomes):
@@ -228,6 +255,8 @@ async def _run(request: RunRequest, parts: Parts, folder: RunFolder) -> RunSumma
                         bar.advance(note=f"{summary.cut} cut, {summary.ledger.completion:,} tokens")
         finally:
             await parts.policy.aclose()
+    if alarm is not None:
+        remark(f"audit: {alarm.describe()}")
     return summary
 
 
@@ -240,22 +269,34 @@ def _recorder(request: RunRequest, folder: RunFolder) -> Recorder:
     )
 
 
-def _resume(folder: RunFolder, environment: Any) -> ResumePoint:
+def _resume(folder: RunFolder, environment: Any, summary: RunSummary) -> ResumePoint:
+    """Where the run stopped; the groups that had ended count in the summary again."""
     if not folder.resumed:
         return ResumePoint()
     report = ReadReport()
     replayable = bool(getattr(environment, "replayable", False))
     point = resume_point([folder.path], replayable=replayable, report=report)
+    for recorded in read_groups(folder.path):
+        if recorded.group.id in point.done:
+            summary.add_recorded(recorded)
     for problem in report.problems:
         remark(problem)
     remark(f"resuming: {len(point.done)} groups done, {len(point.unfinished)} interrupted")
     return point
 
 
+def _workload(request: RunRequest) -> Workload:
+    config = request.config
+    return Workload(model=_model(request), max_steps=config.max_steps, group_size=config.group_size)
+
+
+def _model(request: RunRequest) -> str | None:
+    return "simulated household agent" if request.simulated else getattr(request.endpoint, "model", None)
+
+
 def _metadata(request: RunRequest) -> dict[str, Any]:
-    model = "simulated household agent" if request.simulated else getattr(request.endpoint, "model", None)
     return {
-        "model": model,
+        "model": _model(request),
         "env": request.environment,
         "group_size": request.config.group_size,
         "max_steps": request.config.max_steps,

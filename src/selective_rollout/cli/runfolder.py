@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from selective_rollout.errors import ConfigError
+from selective_rollout.gate.toml_text import to_toml, write_whole
 
 
 class RunFolder:
@@ -52,9 +53,7 @@ class RunFolder:
     def write_metrics(self, metrics: Mapping[str, object]) -> Path:
         """Write `metrics.json`; the old file stays intact until the new one is complete."""
         path = self.path / "metrics.json"
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(metrics, indent=2, allow_nan=False), encoding="utf-8")
-        os.replace(partial, path)
+        write_whole(path, json.dumps(metrics, indent=2, allow_nan=False))
         return path
 
 
@@ -71,20 +70,3 @@ def _require_same(existing: Path, config: Mapping[str, Any]) -> None:
     ]
     if differing:
         raise ConfigError(f"{existing.parent}: cannot resume with other settings: {'; '.join(differing)}")
-
-
-def to_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """Write tables of plain values as TOML; None is left out, since TOML has no null."""
-    parts = []
-    for name, values in tables.items():
-        rows = [f"{key} = {_toml_value(value)}" for key, value in values.items() if value is not None]
-        parts.append("\n".join([f"[{name}]", *rows]))
-    return "\n\n".join(parts) + "\n"
-
-
-def _toml_value(value: object) -> str:
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_toml_value(item) for item in value)}]"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{json.dumps(str(k))} = {_toml_value(v)}' for k, v in value.items())}}}"
-    return json.dumps(value) if isinstance(value, (str, bool, int, float)) else json.dumps(str(value))

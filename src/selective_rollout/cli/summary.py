@@ -15,7 +15,8 @@ from selective_rollout.engine.outcome import GroupOutcome
 from selective_rollout.errors import MissingExtraError
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.rewards import group_label
-from selective_rollout.types import RolloutStatus
+from selective_rollout.trace.reader import RecordedGroup
+from selective_rollout.types import RolloutStatus, Usage
 
 MOST_LINES = 2000
 """Groups drawn in a picture; more would be one grey block."""
@@ -39,7 +40,7 @@ class RunSummary:
     lines: list[GroupLine] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.accounting = Accounting(self.gate.start_step)
+        self.accounting = Accounting(self.gate.start_step, self.gate.outcome)
 
     def add(self, outcome: GroupOutcome) -> None:
         """Book one group."""
@@ -58,6 +59,30 @@ class RunSummary:
             cut_at = outcome.cut_at if outcome.cut_at is not None else outcome.would_cut_at
             kind = group_label(outcome.group).kind
             self.lines.append(GroupLine(distance_curve(outcome.group, self.gate.padding), kind, cut_at))
+
+    def add_recorded(self, recorded: RecordedGroup) -> None:
+        """Book a group of an earlier part of this run from its trace."""
+        end, group = recorded.end, recorded.group
+        assert end is not None
+        ledger = Ledger(abandoned=recorded.abandoned)
+        for step in (step for rollout in group.rollouts for step in rollout.steps):
+            ledger.add(step.usage or Usage())
+        ledger.completion += recorded.lost
+        ledger.overrun += recorded.overrun
+        self.add(
+            GroupOutcome(
+                group=group,
+                decisions=recorded.decisions,
+                ledger=ledger,
+                cut_as=end.outcome,
+                cut_at=end.cut_at,
+                would_cut_at=end.would_cut_at,
+                audited=bool(recorded.begin.audit),
+                late_veto=end.late_veto,
+                survivor=end.survivor,
+                answer=end.answer,
+            )
+        )
 
     def picture(self, folder: Path, title: str) -> Path | None:
         """Draw distance over steps into the run's folder; None, with a remark, without matplotlib."""

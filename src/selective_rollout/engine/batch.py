@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.outcome import GroupOutcome
 from selective_rollout.engine.resume import ResumePoint
 from selective_rollout.engine.runner import Workshop, run_in
 from selective_rollout.errors import ConfigError
+from selective_rollout.gate.audit import Alarm, Seen
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.history import PromptHistory
+from selective_rollout.rewards import group_label
 from selective_rollout.types import Task
 
 
@@ -22,10 +24,16 @@ class UncertifiedGateWarning(UserWarning):
     """A gate stops groups although no certificate bounds the harm."""
 
 
+class AuditAlarmWarning(UserWarning):
+    """Audits contradict the certificate of an enforced gate; it only observes from here on."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Work:
     task: Task
     group_id: str
+    place: int
+    """In the order in which this run begins its groups."""
 
 
 def group_ids(tasks: Iterable[Task]) -> Iterator[tuple[Task, str]]:
@@ -46,6 +54,8 @@ async def run_groups(
     capacity: int | None = None,
     resume: ResumePoint | None = None,
     certified: bool = False,
+    tau_of: Callable[[Task], float] | None = None,
+    alarm: Alarm | None = None,
 ) -> AsyncGenerator[GroupOutcome, None]:
     """Run one group per task and yield the outcomes as they come.
 
@@ -61,24 +71,34 @@ async def run_groups(
         capacity: environments that can be open at once; None is unlimited.
         resume: where an earlier run stopped.
         certified: the rule comes with an accepted certificate.
+        tau_of: each task's own threshold (strata, a schedule), clipped at the rule's.
+        alarm: watches the audits of an enforcing run; once it has rung, groups begun later are only observed.
 
     Raises:
-        ConfigError: fewer environments than a group needs.
+        ConfigError: fewer environments than a group needs, or a score that reads a history without one.
     """
+    if alarm is not None and alarm.rung:
+        shop = _observing(shop)
     config = shop.config
-    _check(shop.gate, config, capacity, certified)
+    _check(shop.gate, config, capacity, certified, history)
     slots = config.open_groups if capacity is None else min(config.open_groups, capacity // config.group_size)
     pending: set[asyncio.Task[GroupOutcome]] = set()
+    places: dict[asyncio.Task[GroupOutcome], int] = {}
     waiting = _due(tasks, shop, history, skip_probability, resume or ResumePoint())
     try:
         while True:
             while len(pending) < slots and (work := next(waiting, None)) is not None:
-                pending.add(asyncio.create_task(_run_one(shop, work, history, resume), name=work.group_id))
+                tau = tau_of(work.task) if tau_of is not None else None
+                running = asyncio.create_task(_run_one(shop, work, history, resume, tau), name=work.group_id)
+                places[running] = work.place
+                pending.add(running)
             if not pending:
                 return
             finished, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for task in finished:
-                yield _remembered(task.result(), history)
+                outcome = task.result()
+                shop = _watched(outcome, places.pop(task), shop, alarm)
+                yield _remembered(outcome, history)
     finally:
         for task in pending:
             task.cancel()
@@ -86,12 +106,20 @@ async def run_groups(
             await asyncio.wait(pending)
 
 
-def _check(gate: GateConfig, config: RunConfig, capacity: int | None, certified: bool) -> None:
+def _check(
+    gate: GateConfig,
+    config: RunConfig,
+    capacity: int | None,
+    certified: bool,
+    history: PromptHistory | None,
+) -> None:
     if capacity is not None and capacity < config.group_size:
         raise ConfigError(
             f"a group needs {config.group_size} environments at once, but only {capacity} can be open; "
             "lower group_size or raise the capacity"
         )
+    if history is None and gate.score is not None and gate.score.reads_history:
+        raise ConfigError("the gate's score reads the prompts' earlier rewards: pass a PromptHistory")
     if config.max_steps < gate.start_step:
         warnings.warn(
             f"max_steps {config.max_steps} is below start_step {gate.start_step}: this gate can never fire",
@@ -112,6 +140,7 @@ def _due(
     skip_probability: float,
     resume: ResumePoint,
 ) -> Iterator[_Work]:
+    place = 0
     for task, group_id in group_ids(tasks):
         if group_id in resume.done:
             continue
@@ -125,18 +154,30 @@ def _due(
             )
         ):
             continue
-        yield _Work(task, group_id)
+        yield _Work(task, group_id, place)
+        place += 1
 
 
 async def _run_one(
-    shop: Workshop, work: _Work, history: PromptHistory | None, resume: ResumePoint | None
+    shop: Workshop,
+    work: _Work,
+    history: PromptHistory | None,
+    resume: ResumePoint | None,
+    tau: float | None,
 ) -> GroupOutcome:
-    last = shop.gate.history_mixed
+    gate, task_id = shop.gate, work.task.id
+    rewards = p = None
+    if history is not None and gate.history_mixed:
+        rewards = history.last(task_id, gate.history_mixed)
+    if history is not None and gate.score is not None and gate.score.reads_history:
+        p = history.p_zero_variance(task_id, shop.config.group_size)
     return await run_in(
         shop,
         work.task,
         work.group_id,
-        history=history.last(work.task.id, last) if history is not None and last else None,
+        history=rewards,
+        history_p=p,
+        tau=tau,
         earlier=resume.unfinished.get(work.group_id) if resume else None,
     )
 
@@ -147,3 +188,20 @@ def _remembered(outcome: GroupOutcome, history: PromptHistory | None) -> GroupOu
         rewards = [rollout.reward for rollout in group.rollouts]
         history.record(group.task_id, group.id, rewards, was_cut=not outcome.trainable)
     return outcome
+
+
+def _watched(outcome: GroupOutcome, place: int, shop: Workshop, alarm: Alarm | None) -> Workshop:
+    """Tell the alarm of a group; the shop for groups still to begin, which only observes once it has rung."""
+    if alarm is None or shop.config.mode != "enforce":
+        return shop
+    fired = outcome.would_cut_at is not None and not outcome.late_veto
+    label = group_label(outcome.group, tolerance=shop.gate.reward_tolerance)
+    seen = Seen(outcome.cut_as is not None, outcome.audited and fired, label.zero_variance)
+    if not alarm.note(place, seen):
+        return shop
+    warnings.warn(f"the gate is off from here on: {alarm.describe()}", AuditAlarmWarning, stacklevel=3)
+    return _observing(shop)
+
+
+def _observing(shop: Workshop) -> Workshop:
+    return replace(shop, config=replace(shop.config, mode="observe"))

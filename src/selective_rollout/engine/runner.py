@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from selective_rollout.draws import stable_fraction
+from selective_rollout.draws import is_audited, sampling_seed
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.conversation import Opening, default_opening
 from selective_rollout.engine.hold import Control, GateControl
@@ -91,6 +91,7 @@ async def run_in(
     group_id: str,
     *,
     history: Sequence[float] | None = None,
+    history_p: float | None = None,
     tau: float | None = None,
     earlier: EarlierAttempt | None = None,
 ) -> GroupOutcome:
@@ -101,15 +102,23 @@ async def run_in(
         task: the task.
         group_id: explicit identity.
         history: the prompt's last rewards, for the `history_mixed` veto.
+        history_p: the prompt's `PromptHistory.p_zero_variance`, for a score that reads it.
         tau: this group's own threshold, clipped at the rule's.
         earlier: an interrupted attempt to continue.
     """
     config = shop.config
     sampling = [
-        SamplingInfo(seed=config.seed + i, temperature=config.temperature) for i in range(config.group_size)
+        SamplingInfo(seed=sampling_seed(config.seed, group_id, i), temperature=config.temperature)
+        for i in range(config.group_size)
     ]
     gate = GroupGate(
-        shop.gate, config.group_size, group_id=group_id, sampling=sampling, history=history, tau=tau
+        shop.gate,
+        config.group_size,
+        group_id=group_id,
+        sampling=sampling,
+        history=history,
+        history_p=history_p,
+        tau=tau,
     )
     audited = _is_audited(config, group_id, earlier)
     log = _begin(shop, task, gate, sampling, history, audited, earlier)
@@ -143,7 +152,7 @@ def _is_audited(config: RunConfig, group_id: str, earlier: EarlierAttempt | None
         return False
     if earlier is not None and earlier.audit is not None:
         return earlier.audit
-    return stable_fraction("audit", config.seed, group_id) < config.audit_rate
+    return is_audited(config.seed, group_id, config.audit_rate)
 
 
 def _begin(

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from selective_rollout.draws import stable_order
+from selective_rollout.draws import survivor_order
 
-
-def survivor_order(group_id: str, size: int) -> list[int]:
-    """All rollouts in the order in which they are asked to survive; the first one also leads a held group."""
-    return stable_order(size, "survivor", group_id)
+__all__ = ["first_of", "survivor_order"]
 
 
 def first_of(order: Sequence[int], candidates: Collection[int]) -> int | None:

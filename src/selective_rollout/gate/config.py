@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, get_args
 
 from selective_rollout.errors import ConfigError
+from selective_rollout.gate.score import TwoSidedScore
 from selective_rollout.rewards import ZERO_VARIANCE_TOLERANCE
 from selective_rollout.types import Level, Outcome, Padding
 
@@ -35,7 +36,9 @@ class GateConfig:
     start_step: int = 10
     """First step after which the group is checked (the paper's K); nothing fires before it."""
     tau: float = 0.12
-    """The group fires if distance < tau, strictly. A tau belongs to its level and padding."""
+    """The group fires if distance < tau, strictly; with a score, if P(signal-bearing) < tau.
+
+    A tau belongs to its level and padding, or to its score."""
     check_every: int | None = None
     """None: one check, at start_step. n: also at start_step + n, + 2n, ..."""
     padding: Padding = "end"
@@ -51,6 +54,8 @@ class GateConfig:
     """Rewards within this range are equal."""
     separator: str = " | "
     """Joins action texts at char level; unused at the other levels."""
+    score: TwoSidedScore | None = None
+    """Fitted weights whose P(signal-bearing) takes the place of the distance, at start_step only."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "vetoes", tuple(self.vetoes))
@@ -72,6 +77,10 @@ class GateConfig:
         if self.level == "char" and self.padding == "end":
             raise ConfigError(
                 'gate.padding must be "none" at level "char": characters have no common position'
+            )
+        if self.score is not None and (self.level != "action" or self.check_every is not None):
+            raise ConfigError(
+                'gate.score is fitted to actions at start_step: it needs level "action" and no check_every'
             )
 
     @classmethod
@@ -109,6 +118,7 @@ class GateConfig:
         """Plain data in field order; the inverse of `from_dict`."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
         plain["vetoes"] = list(self.vetoes)
+        plain["score"] = self.score.to_dict() if self.score is not None else None
         return plain
 
     @classmethod
@@ -127,6 +137,8 @@ class GateConfig:
             arguments.get("vetoes", ()), (list, tuple)
         ):
             raise ConfigError(f"{where}: vetoes must be a list, not {arguments['vetoes']!r}")
+        if arguments.get("score") is not None:
+            arguments["score"] = TwoSidedScore.from_dict(arguments["score"], f"{where}.score")
         return cls(**arguments)
 
     def fingerprint(self) -> str:

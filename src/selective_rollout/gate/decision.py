@@ -21,6 +21,10 @@ class Reason(StrEnum):
     """Every condition holds: going on is worthless."""
     DISTANCE = "distance"
     """The distance is not below tau."""
+    SCORE = "score"
+    """The score's P(signal-bearing) is not below tau."""
+    SCORE_UNKNOWN = "score_unknown"
+    """A feature of the score has no value: its facts were not reported."""
     KNOWN_REWARDS_DIFFER = "known_rewards_differ"
     KNOWN_ANSWERS_DIFFER = "known_answers_differ"
     IDENTICAL_SAMPLING = "identical_sampling"
@@ -58,7 +62,7 @@ class GateFacts:
     has_actions: bool
     """Whether any member has a non-empty action among its first `step`."""
     below_tau: bool | None
-    """Whether distance < tau, decided exactly; None without at least two members."""
+    """Whether the distance (or the score's P(signal-bearing)) is below tau; None if it is unknown."""
     rewards: tuple[float | None, ...] = ()
     """Rewards known of the members that had finished by `step`."""
     answers: tuple[str | None, ...] = ()
@@ -67,6 +71,8 @@ class GateFacts:
     """The reason why the members are equal by construction, or None."""
     history: tuple[float, ...] | None = None
     """The prompt's last rewards before this group, newest last, if the rule asks for them."""
+    features: tuple[float | None, ...] = ()
+    """Values of the features of the rule's score, in its order; empty without a score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +88,19 @@ class GateDecision:
     bounds: tuple[float, float] | None = None
     tau: float | None = None
     facts: GateFacts | None = None
+    p_signal: float | None = None
+    """P(signal-bearing) by the rule's score; None without a score, or if one of its features is unknown."""
 
     @property
     def checked(self) -> bool:
         """True if a check position was evaluated."""
         return self.facts is not None
+
+    @property
+    def compared(self) -> float | None:
+        """What was held against tau: the score's P(signal-bearing) if the rule has one, else the distance."""
+        scored = self.facts is not None and self.facts.features
+        return self.p_signal if scored else self.distance
 
 
 def judge(config: GateConfig, facts: GateFacts) -> Reason:
@@ -96,7 +110,7 @@ def judge(config: GateConfig, facts: GateFacts) -> Reason:
         (facts.group_size < 2, Reason.SINGLETON),
         (len(facts.members) < config.required_members(facts.group_size), Reason.TOO_FEW_MEMBERS),
         (not facts.has_actions, Reason.NO_ACTIONS),
-        (not facts.below_tau, Reason.DISTANCE),
+        (not facts.below_tau, _not_below(config, facts)),
         (known is not None, known),
         ("identical_sampling" in config.vetoes and facts.sampling is not None, Reason.IDENTICAL_SAMPLING),
         (_history_mixed(config, facts), Reason.HISTORY_MIXED),
@@ -120,6 +134,12 @@ def known_difference(
     if "known_answers_differ" in config.vetoes and config.outcome != "drop" and len(given) > 1:
         return Reason.KNOWN_ANSWERS_DIFFER
     return None
+
+
+def _not_below(config: GateConfig, facts: GateFacts) -> Reason:
+    if config.score is None:
+        return Reason.DISTANCE
+    return Reason.SCORE_UNKNOWN if None in facts.features else Reason.SCORE
 
 
 def _history_mixed(config: GateConfig, facts: GateFacts) -> bool:

@@ -15,6 +15,7 @@ from threading import Lock
 from selective_rollout.errors import ConfigError, GroupError
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.decision import GateDecision, GateFacts, Reason, judge, known_difference
+from selective_rollout.gate.evidence import Evidence
 from selective_rollout.gate.measure import make_measure
 from selective_rollout.gate.sampling import identical_sampling
 from selective_rollout.rewards import parse_reward
@@ -57,11 +58,12 @@ class GroupGate:
         group_id: named in error messages.
         sampling: declared sampling facts, one per rollout, for the `identical_sampling` veto.
         history: the prompt's earlier rewards, newest last, for the `history_mixed` veto.
+        history_p: the prompt's `PromptHistory.p_zero_variance`, for a score that reads it.
         tau: this group's own threshold (schedule, per prompt); clipped at `config.tau`, never above it.
         exact: compute the exact distance at every check, not only at start_step and on a fire.
 
     Raises:
-        ConfigError: size below 1, or tau outside [0, 1].
+        ConfigError: size below 1, tau outside [0, 1], or a score with an unknown feature.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class GroupGate:
         group_id: str = "",
         sampling: Sequence[SamplingInfo] | None = None,
         history: Sequence[float] | None = None,
+        history_p: float | None = None,
         tau: float | None = None,
         exact: bool = False,
     ) -> None:
@@ -88,6 +91,9 @@ class GroupGate:
         self._history = tuple(history) if history is not None and config.history_mixed else None
         self._members = [_Member() for _ in range(size)]
         self._measure = make_measure(config, size)
+        self._evidence = (
+            Evidence(config.score, size, config.start_step, history_p) if config.score is not None else None
+        )
         self._exact = exact
         self._lock = Lock()
         self._checks: list[GateDecision] = []
@@ -119,8 +125,25 @@ class GroupGate:
         """Number of actions reported for a rollout."""
         return self._member(rollout).actions
 
-    def report(self, rollout: int, action: Hashable) -> GateDecision:
+    def report(
+        self,
+        rollout: int,
+        action: Hashable,
+        *,
+        observation: str | None = None,
+        state_key: str | None = None,
+        is_error: bool | None = None,
+    ) -> GateDecision:
         """Append one action (at level `token`: one token id) of a running rollout.
+
+        What the environment answered is read by a score only.
+
+        Args:
+            rollout: 0-based index.
+            action: the canonical action.
+            observation: the reply, or a hash of it; it is compared for equality only.
+            state_key: identity of the state reached; stands in for an observation that is not given.
+            is_error: whether the reply is an error; None if nobody can say.
 
         Returns:
             The decision that this report made possible; without one, a decision that does not fire and says
@@ -132,7 +155,7 @@ class GroupGate:
         with self._lock:
             member = self._running_member(rollout)
             was_there = self._is_there(member)
-            self._append(member, rollout, action)
+            self._append(member, rollout, action, observation, state_key, is_error)
             return self._settle(member, was_there)
 
     def finish(
@@ -142,6 +165,9 @@ class GroupGate:
         answer: str | None = None,
         *,
         action: Hashable | None = None,
+        observation: str | None = None,
+        state_key: str | None = None,
+        is_error: bool | None = None,
     ) -> GateDecision:
         """The rollout ended normally (its own end, or max_steps).
 
@@ -151,6 +177,9 @@ class GroupGate:
             answer: its answer if it has one.
             action: its last action, when that has not been reported yet. Passing it here makes action and end
                 one event, so that a check at this very step sees both.
+            observation: the reply to that action, as in `report`; likewise the next two.
+            state_key: identity of the state reached.
+            is_error: whether the reply is an error.
 
         Raises:
             GroupError: unknown rollout, or one that has already ended.
@@ -161,9 +190,11 @@ class GroupGate:
             member = self._running_member(rollout)
             was_there = self._is_there(member)
             if action is not None:
-                self._append(member, rollout, action)
+                self._append(member, rollout, action, observation, state_key, is_error)
             member.finished, member.reward, member.answer = True, value, answer
             self._measure.finish(rollout)
+            if self._evidence is not None:
+                self._evidence.finish(rollout)
             return self._settle(member, was_there)
 
     def fail(self, rollout: int) -> GateDecision:
@@ -219,11 +250,23 @@ class GroupGate:
             self._verdict = GateDecision(False, Reason.DISABLED, tau=self.tau)
             return self._verdict
 
-    def _append(self, member: _Member, rollout: int, action: Hashable) -> None:
+    def _append(
+        self,
+        member: _Member,
+        rollout: int,
+        action: Hashable,
+        observation: str | None,
+        state_key: str | None,
+        is_error: bool | None,
+    ) -> None:
         member.actions += 1
         if member.first_action is None and action not in ("", None):
             member.first_action = member.actions
-        self._measure.push(rollout, "" if action is None else action)
+        action = "" if action is None else action
+        self._measure.push(rollout, action)
+        if self._evidence is not None:
+            reply = observation if observation is not None else state_key
+            self._evidence.push(rollout, str(action), reply, is_error)
 
     def _is_there(self, member: _Member) -> bool:
         return self._next_check is None or member.arrived(self._next_check)
@@ -246,22 +289,30 @@ class GroupGate:
                 member.dropped = True
                 self._measure.drop(rollout)
         self._measure.advance_to(k)
-        below = self._measure.decide(self.tau) if self._present(k) >= 2 else None
-        facts = self._facts(k, below)
+        pairs = self._present(k) >= 2
+        features = self._evidence.features() if self._evidence is not None else ()
+        p_signal = self.config.score.p_signal(features) if self.config.score is not None else None
+        facts = self._facts(k, self._below_tau(p_signal) if pairs else None, features)
         reason = judge(self.config, facts)
         exact = self._exact or reason is Reason.FIRED or k == self.config.start_step
         decision = GateDecision(
             fires=reason is Reason.FIRED,
             reason=reason,
             step=k,
-            distance=self._measure.mean if exact and below is not None else None,
-            bounds=self._measure.bounds() if below is not None else None,
+            distance=self._measure.mean if exact and pairs else None,
+            bounds=self._measure.bounds() if pairs else None,
             tau=self.tau,
             facts=facts,
+            p_signal=p_signal,
         )
         self._checks.append(decision)
         self._schedule_after(k, decision)
         return decision
+
+    def _below_tau(self, p_signal: float | None) -> bool | None:
+        if self.config.score is None:
+            return self._measure.decide(self.tau)
+        return None if p_signal is None else p_signal < self.tau
 
     def _schedule_after(self, k: int, decision: GateDecision) -> None:
         if decision.fires:
@@ -273,7 +324,7 @@ class GroupGate:
             self._next_check = k + self.config.check_every
             self._waiting = sum(not member.arrived(self._next_check) for member in self._members)
 
-    def _facts(self, k: int, below_tau: bool | None) -> GateFacts:
+    def _facts(self, k: int, below_tau: bool | None, features: tuple[float | None, ...]) -> GateFacts:
         present = [i for i, member in enumerate(self._members) if not member.absent(k)]
         finished = [self._members[i] for i in present if self._members[i].finished_at(k)]
         return GateFacts(
@@ -287,6 +338,7 @@ class GroupGate:
             answers=tuple(member.answer for member in finished),
             sampling=self.sampling_verdict,
             history=self._history,
+            features=features,
         )
 
     def _latest(self) -> GateDecision:

@@ -51,6 +51,7 @@ class GateRegistry:
         *,
         sampling: Sequence[SamplingInfo] | None = None,
         history: Sequence[float] | None = None,
+        history_p: float | None = None,
         tau: float | None = None,
     ) -> GroupGate:
         """Start watching a group. Opening an open group again, with the same size, returns its gate.
@@ -70,18 +71,38 @@ class GateRegistry:
                 f"group {group_id!r}: {self._max_open} groups are open; close those that have ended, "
                 "or raise max_open"
             )
-        gate = GroupGate(self.config, size, group_id=group_id, sampling=sampling, history=history, tau=tau)
+        gate = GroupGate(
+            self.config,
+            size,
+            group_id=group_id,
+            sampling=sampling,
+            history=history,
+            history_p=history_p,
+            tau=tau,
+        )
         self._groups[group_id] = _OpenGroup(gate)
         return gate
 
-    def report(self, group_id: str, rollout: int, action: Hashable) -> GateDecision:
+    def report(
+        self,
+        group_id: str,
+        rollout: int,
+        action: Hashable,
+        *,
+        observation: str | None = None,
+        state_key: str | None = None,
+        is_error: bool | None = None,
+    ) -> GateDecision:
         """Append one action; see `GroupGate.report`.
 
         Raises:
             GroupError: the group is not open, or the rollout unknown or ended.
         """
         group = self._open_group(group_id)
-        return self._noted(group, group.gate.report(rollout, action))
+        decision = group.gate.report(
+            rollout, action, observation=observation, state_key=state_key, is_error=is_error
+        )
+        return self._noted(group, decision)
 
     def finish(
         self,
@@ -91,6 +112,9 @@ class GateRegistry:
         answer: str | None = None,
         *,
         action: Hashable | None = None,
+        observation: str | None = None,
+        state_key: str | None = None,
+        is_error: bool | None = None,
     ) -> GateDecision:
         """End a rollout normally; see `GroupGate.finish`.
 
@@ -98,7 +122,16 @@ class GateRegistry:
             GroupError: the group is not open, or the rollout unknown or ended.
         """
         group = self._open_group(group_id)
-        return self._noted(group, group.gate.finish(rollout, reward, answer, action=action))
+        decision = group.gate.finish(
+            rollout,
+            reward,
+            answer,
+            action=action,
+            observation=observation,
+            state_key=state_key,
+            is_error=is_error,
+        )
+        return self._noted(group, decision)
 
     def fail(self, group_id: str, rollout: int) -> GateDecision:
         """Mark a rollout as broken; see `GroupGate.fail`.

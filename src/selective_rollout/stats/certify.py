@@ -20,8 +20,7 @@ from typing import Final
 from selective_rollout.errors import ConfigError
 from selective_rollout.stats.binomial import binom_cdf, check_fraction, hypergeom_tail
 
-_EXACT_UP_TO: Final = 5_000
-_SCANNED_FROM_1: Final = 500
+_EXACT_UP_TO: Final = 100_000
 _LONGEST_GRID: Final = 100_000
 _LARGEST_POINT: Final = 1_000_000
 
@@ -44,17 +43,18 @@ def needed_zero_false(alpha: float, delta: float) -> int:
     return needed
 
 
-def needed_at_rate(rate: float, alpha: float, delta: float) -> int | None:
+def needed_at_rate(rate: float | Fraction, alpha: float, delta: float) -> int | None:
     """Smallest number of signal-bearing groups that certifies alpha if this share of them is cut.
 
     Args:
-        rate: share of signal-bearing groups cut; the count is rounded up, so ceil(rate * n) of n.
+        rate: share of signal-bearing groups cut; the count is rounded up, so ceil(rate * n) of n. Counts over
+            counts should come as a Fraction: as a float they may be rounded up to one more.
         alpha: bound on P(cut | signal-bearing).
         delta: allowed probability of a wrong certificate.
 
     Returns:
-        The number, None if no number suffices (rate >= alpha). Where it would hold more than 5,000 false cuts
-        it is the normal approximation.
+        The number, None if no number suffices (rate >= alpha). Where it would hold more than 100,000 false
+        cuts it is the normal approximation.
 
     Raises:
         ConfigError: alpha or delta is not strictly between 0 and 1, or rate is negative.
@@ -72,8 +72,9 @@ def needed_at_rate(rate: float, alpha: float, delta: float) -> int | None:
     if expected > _EXACT_UP_TO:
         return math.ceil(approximate)
     share = Fraction(str(rate))
-    # With a fixed count, more groups are better: the first count that can pass holds the smallest number.
-    count = 1 if expected < _SCANNED_FROM_1 else math.floor(0.8 * expected)
+    # With a fixed count, more groups are better: the first count that can pass holds the smallest number. The
+    # approximation is off by about one false cut more or less, which is 1 / (alpha - rate) groups.
+    count = max(1, math.floor(expected - 5 * rate / (alpha - rate) - 10))
     while binom_cdf(count, math.floor(count / share), alpha) > delta:
         count += 1
     low, high = math.floor((count - 1) / share) + 1, math.floor(count / share)

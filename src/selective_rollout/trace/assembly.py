@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from selective_rollout.errors import TraceError
 from selective_rollout.gate.decision import GateDecision, Reason
@@ -52,25 +53,48 @@ class GroupAssembly:
         ends = [end.usage for end in self._ends.values()]
         return sum(usage.completion or 0 for usage in ends if usage is not None) + self.wasted
 
-    def take(self, where: str, event: StepEvent | DecisionEvent | RolloutEndEvent | GroupEndEvent) -> None:
-        """Add one event.
+    def take(
+        self, path: Path, number: int, event: StepEvent | DecisionEvent | RolloutEndEvent | GroupEndEvent
+    ) -> None:
+        """Add one event, which stands in line `number` of a file.
 
         Raises:
             TraceError: an unknown rollout, a step out of order, a second end, an unknown reason.
         """
-        if isinstance(event, GroupEndEvent):
-            self.end = event
+        if isinstance(event, StepEvent):
+            self.take_step(path, number, event)
+        elif isinstance(event, RolloutEndEvent):
+            self._steps_of(path, number, event)
+            self._ends[event.rollout] = event
+            self.overrun += event.overrun or 0
+            self.wasted += event.wasted or 0
         elif isinstance(event, DecisionEvent):
             if event.reason not in set(Reason):
-                raise TraceError(f"{where}: unknown reason {event.reason!r}")
+                raise TraceError(f"{path}:{number}: unknown reason {event.reason!r}")
             self.decisions.append(decision_from_event(event, self.begin.size))
-        else:
-            self._take_of_rollout(where, event)
+        elif isinstance(event, GroupEndEvent):
+            self.end = event
+
+    def take_step(self, path: Path, number: int, event: StepEvent) -> None:
+        """Add one step, as `take` does; nine lines in ten are steps."""
+        steps = self._steps.get(event.rollout)
+        if steps is None or event.rollout in self._ends:
+            steps = self._steps_of(path, number, event)
+        if event.step != len(steps) + 1:
+            raise TraceError(
+                f"{path}:{number}: step {event.step} of rollout {event.rollout} of group {event.group!r} "
+                f"follows step {len(steps)}"
+            )
+        steps.append(step_from_event(event))
+        if event.wasted:
+            self.wasted += event.wasted
+        if event.replayed and event.usage is not None:
+            self._replayed_tokens += event.usage.completion or 0
 
     def group(self, late: Mapping[int, float | None]) -> Group:
         """The group, with late rewards joined in."""
         begin = self.begin
-        seen = sorted(self._steps.keys() | self._ends.keys())
+        seen = sorted(self._steps)
         return Group(
             id=begin.group,
             size=begin.size,
@@ -82,33 +106,20 @@ class GroupAssembly:
             metadata=begin.metadata,
         )
 
-    def _take_of_rollout(self, where: str, event: StepEvent | RolloutEndEvent) -> None:
+    def _steps_of(self, path: Path, number: int, event: StepEvent | RolloutEndEvent) -> list[Step]:
+        """The steps so far of a rollout that goes on, or ends now."""
         rollout = event.rollout
+        if rollout in self._ends:
+            raise TraceError(f"{path}:{number}: rollout {rollout} of group {event.group!r} has already ended")
         if not 0 <= rollout < self.begin.size:
             raise TraceError(
-                f"{where}: group {event.group!r} has {self.begin.size} rollouts; no rollout {rollout}"
+                f"{path}:{number}: group {event.group!r} has {self.begin.size} rollouts; no rollout {rollout}"
             )
-        if rollout in self._ends:
-            raise TraceError(f"{where}: rollout {rollout} of group {event.group!r} has already ended")
-        if isinstance(event, RolloutEndEvent):
-            self._ends[rollout] = event
-            self.overrun += event.overrun or 0
-            self.wasted += event.wasted or 0
-            return
-        steps = self._steps.setdefault(rollout, [])
-        if event.step != len(steps) + 1:
-            raise TraceError(
-                f"{where}: step {event.step} of rollout {rollout} of group {event.group!r} "
-                f"follows step {len(steps)}"
-            )
-        steps.append(step_from_event(event))
-        self.wasted += event.wasted or 0
-        if event.replayed and event.usage is not None:
-            self._replayed_tokens += event.usage.completion or 0
+        return self._steps.setdefault(rollout, [])
 
     def _rollout(self, index: int, late: float | None) -> Rollout:
         end = self._ends.get(index)
-        steps = tuple(self._steps.get(index, ()))
+        steps = tuple(self._steps[index])
         if end is None:
             return Rollout(index, steps, RolloutStatus.RUNNING)
         reward = end.reward if end.reward is not None else late

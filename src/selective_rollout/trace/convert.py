@@ -44,18 +44,18 @@ def sampling_from_records(records: Sequence[SamplingRecord] | None) -> tuple[Sam
 def step_from_event(event: StepEvent) -> Step:
     """The step that an event recorded."""
     usage = event.usage
-    return Step(
-        index=event.step,
-        action=event.action,
-        completion=event.completion,
-        observation=event.observation,
-        observation_hash=event.observation_hash,
-        is_error=event.is_error,
-        state_key=event.state_key,
-        usage=Usage(usage.prompt, usage.cached, usage.completion, usage.reasoning, usage.source)
-        if usage
-        else None,
-        finish_reason=event.finish_reason,
+    return Step(  # by place, in field order: this runs for nearly every line of a trace
+        event.step,
+        event.action,
+        event.completion,
+        event.observation,
+        event.observation_hash,
+        event.is_error,
+        event.state_key,
+        None
+        if usage is None
+        else Usage(usage.prompt, usage.cached, usage.completion, usage.reasoning, usage.source),
+        event.finish_reason,
     )
 
 
@@ -86,6 +86,8 @@ def decision_event(group: str, attempt: int, decision: GateDecision) -> Decision
         answers=list(facts.answers),
         sampling=facts.sampling,
         history=list(facts.history) if facts.history is not None else None,
+        features=list(facts.features),
+        p_signal=decision.p_signal,
     )
 
 
@@ -102,6 +104,7 @@ def decision_from_event(event: DecisionEvent, group_size: int) -> GateDecision:
         answers=tuple(event.answers),
         sampling=event.sampling,
         history=tuple(event.history) if event.history is not None else None,
+        features=tuple(event.features),
     )
     return GateDecision(
         fires=event.fires,
@@ -111,4 +114,5 @@ def decision_from_event(event: DecisionEvent, group_size: int) -> GateDecision:
         bounds=event.bounds,
         tau=event.tau,
         facts=facts,
+        p_signal=event.p_signal,
     )

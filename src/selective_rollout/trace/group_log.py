@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from selective_rollout.gate.decision import GateDecision
+from selective_rollout.gate.evidence import Reply, reply_to
 from selective_rollout.gate.group import GroupGate
 from selective_rollout.rewards import parse_reward
 from selective_rollout.trace.convert import decision_event, sampling_records, usage_record
@@ -59,6 +61,9 @@ class GroupLog:
         self._record_observations = record_observations
         self._record_completions = record_completions
         self._steps: dict[int, int] = {}
+        self._untold: dict[int, deque[Step]] = {}
+        """Steps written, by rollout, that the gate has not heard of yet."""
+        self._ended = False
         self._checks_written = 0
 
     def begin(
@@ -134,6 +139,8 @@ class GroupLog:
             replayed: the step was taken over from an earlier attempt of the group.
         """
         self._steps[rollout] = step.index
+        if self.gate is not None:
+            self._untold.setdefault(rollout, deque()).append(step)
         self._write(
             StepEvent(
                 group=self.group_id,
@@ -154,8 +161,10 @@ class GroupLog:
         )
 
     def report(self, rollout: int, action: str) -> GateDecision | None:
-        """Tell the gate of a recorded step."""
-        return self._noted(self.gate.report(rollout, action)) if self.gate else None
+        """Tell the gate of the next recorded step that it has not heard of."""
+        if self.gate is None:
+            return None
+        return self._noted(self.gate.report(rollout, action, **self._reply_to_next(rollout)))
 
     def finish(
         self,
@@ -195,9 +204,12 @@ class GroupLog:
                 overrun=overrun or None,
             )
         )
-        return (
-            self._noted(self.gate.finish(rollout, value, answer, action=last_action)) if self.gate else None
-        )
+        if self.gate is None:
+            return None
+        if last_action is None:
+            return self._noted(self.gate.finish(rollout, value, answer))
+        reply = self._reply_to_next(rollout)
+        return self._noted(self.gate.finish(rollout, value, answer, action=last_action, **reply))
 
     def fail(
         self,
@@ -269,7 +281,10 @@ class GroupLog:
         late_veto: bool = False,
         error: str | None = None,
     ) -> None:
-        """Write the group's last event."""
+        """Write the group's last event; a group ends once, so that a recorder's block may end it early."""
+        if self._ended:
+            return
+        self._ended = True
         fired = self.gate.fired if self.gate else None
         self._write(
             GroupEndEvent(
@@ -284,6 +299,12 @@ class GroupLog:
                 abandoned=abandoned,
                 error=error,
             )
+        )
+
+    def _reply_to_next(self, rollout: int) -> Reply:
+        untold = self._untold.get(rollout)
+        return (
+            reply_to(untold.popleft()) if untold else Reply(observation=None, state_key=None, is_error=None)
         )
 
     def _noted(self, decision: GateDecision) -> GateDecision:

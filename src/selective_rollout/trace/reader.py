@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO, Final, TypeAlias
 
 import msgspec
 
@@ -23,11 +24,16 @@ from selective_rollout.trace.schema import (
     GroupEvent,
     HeaderEvent,
     RewardEvent,
+    StepEvent,
 )
 from selective_rollout.types import Group
 
 MAX_LINE_BYTES = 64 * 2**20
 """A longer line is refused: no honest event comes near it."""
+
+_REWARD: Final = b'{"type":"reward"'
+_BLOCK_BYTES: Final = 2**20
+_TELL_EVERY_BYTES: Final = 2**18
 
 LateRewards: TypeAlias = dict[tuple[str, int, int], float | None]
 """Rewards by (group, attempt, rollout)."""
@@ -89,33 +95,8 @@ def read_events(path: Path, report: ReadReport | None = None) -> Iterator[tuple[
     Raises:
         TraceError: a line is no event of this trace version, or the file starts with no header.
     """
-    report = report if report is not None else ReadReport()
-    report.files += 1
-    decoder = msgspec.json.Decoder(Event)
-    torn: tuple[str, str] | None = None
-    with _opened(path) as file:
-        for number, line in enumerate(_lines(path, file), start=1):
-            report.lines += 1
-            report.bytes += len(line)
-            where = f"{path}:{number}"
-            if not line.strip():
-                continue
-            try:
-                event = decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                if torn is not None or number == 1:
-                    raise TraceError(_unreadable(*(torn or (where, str(error))))) from None
-                torn = (where, str(error))
-                continue
-            _require_header(where, number, event)
-            if torn is not None:
-                if not isinstance(event, HeaderEvent):
-                    raise TraceError(_unreadable(*torn))
-                report.problems.append(f"{torn[0]}: skipped a line torn by a killed writer")
-                torn = None
-            yield where, event
-    if torn is not None:
-        report.problems.append(f"{torn[0]}: skipped a line torn by a killed writer")
+    for number, event in _numbered(path, report if report is not None else ReadReport()):
+        yield f"{path}:{number}", event
 
 
 def read_groups(
@@ -132,7 +113,7 @@ def read_groups(
     Args:
         paths: files and folders.
         report: collects what was repaired or skipped.
-        on_bytes: called with the number of bytes read so far, for a progress bar.
+        on_bytes: called now and then with the number of bytes read so far, for a progress bar.
 
     Raises:
         TraceError: see `read_events`; also a group that ends twice, steps out of order, unknown groups.
@@ -140,41 +121,91 @@ def read_groups(
     files = trace_files([paths] if isinstance(paths, (str, Path)) else paths)
     report = report if report is not None else ReadReport()
     late = _late_rewards(files)
-    open_groups: dict[str, GroupAssembly] = {}
-    ended: dict[str, int] = {}
+    desk = _Desk()
+    told = 0
     for path in files:
-        for where, event in read_events(path, report):
-            if on_bytes is not None:
-                on_bytes(report.bytes)
-            if isinstance(event, (HeaderEvent, RewardEvent)):
-                continue
-            assembly = _take(where, event, open_groups, ended)
-            if isinstance(event, GroupEndEvent):
-                ended[event.group] = event.attempt
-                del open_groups[event.group]
-                yield _recorded(assembly, late)
-    for assembly in open_groups.values():
-        yield _recorded(assembly, late)
+        for number, event in _numbered(path, report):
+            ended = desk.take(path, number, event)
+            if ended is not None:
+                yield _recorded(ended, late)
+            if on_bytes is not None and report.bytes - told >= _TELL_EVERY_BYTES:
+                told = report.bytes
+                on_bytes(told)
+    if on_bytes is not None:
+        on_bytes(report.bytes)
+    for unfinished in desk.open.values():
+        yield _recorded(unfinished, late)
 
 
-def _take(
-    where: str, event: Event, open_groups: dict[str, GroupAssembly], ended: dict[str, int]
-) -> GroupAssembly:
-    assert not isinstance(event, (HeaderEvent, RewardEvent))
-    assembly = open_groups.get(event.group)
-    if isinstance(event, GroupEvent):
-        if event.group in ended:
+class _Desk:
+    """The groups that have begun and not ended."""
+
+    def __init__(self) -> None:
+        self.open: dict[str, GroupAssembly] = {}
+        self._ended: set[str] = set()
+
+    def take(self, path: Path, number: int, event: Event) -> GroupAssembly | None:
+        """File one event; return its group if it has ended with it."""
+        if isinstance(event, StepEvent):  # first, since nine lines in ten are steps
+            assembly = self.open.get(event.group)
+            if assembly is not None and event.attempt == assembly.begin.attempt:
+                assembly.take_step(path, number, event)
+                return None
+        if isinstance(event, (HeaderEvent, RewardEvent)):
+            return None
+        if isinstance(event, GroupEvent):
+            self._begin(path, number, event)
+            return None
+        assembly = self.open.get(event.group)
+        if assembly is None:
+            kind = type(event).__name__
+            raise TraceError(f"{path}:{number}: {kind} of group {event.group!r}, which has not begun")
+        if event.attempt == assembly.begin.attempt:
+            assembly.take(path, number, event)
+        if not isinstance(event, GroupEndEvent):
+            return None
+        self._ended.add(event.group)
+        return self.open.pop(event.group)
+
+    def _begin(self, path: Path, number: int, event: GroupEvent) -> None:
+        where = f"{path}:{number}"
+        before = self.open.get(event.group)
+        if event.group in self._ended:
             raise TraceError(f"{where}: group {event.group!r} has already ended; group ids must be unique")
-        if assembly is not None and event.attempt <= assembly.begin.attempt:
+        if before is not None and event.attempt <= before.begin.attempt:
             raise TraceError(f"{where}: group {event.group!r} attempt {event.attempt} begins twice")
-        abandoned = assembly.abandoned + assembly.completion_tokens if assembly is not None else 0
-        open_groups[event.group] = GroupAssembly(event, where, abandoned)
-        return open_groups[event.group]
-    if assembly is None:
-        raise TraceError(f"{where}: {type(event).__name__} of group {event.group!r}, which has not begun")
-    if event.attempt == assembly.begin.attempt:
-        assembly.take(where, event)
-    return assembly
+        abandoned = before.abandoned + before.completion_tokens if before is not None else 0
+        self.open[event.group] = GroupAssembly(event, where, abandoned)
+
+
+def _numbered(path: Path, report: ReadReport) -> Iterator[tuple[int, Event]]:
+    """Yield (line number, event) of one file."""
+    report.files += 1
+    decode = msgspec.json.Decoder(Event).decode
+    torn: tuple[int, str] | None = None
+    with _opened(path) as file:
+        for number, line in enumerate(_lines(path, file), start=1):
+            report.lines += 1
+            report.bytes += len(line)
+            try:
+                event = decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                if not line.strip():
+                    continue
+                if torn is not None or number == 1:
+                    raise TraceError(_unreadable(path, *(torn or (number, str(error))))) from None
+                torn = (number, str(error))
+                continue
+            if number == 1 or type(event) is HeaderEvent:
+                _require_header(path, number, event)
+            if torn is not None:
+                if not isinstance(event, HeaderEvent):
+                    raise TraceError(_unreadable(path, *torn))
+                report.problems.append(f"{path}:{torn[0]}: skipped a line torn by a killed writer")
+                torn = None
+            yield number, event
+    if torn is not None:
+        report.problems.append(f"{path}:{torn[0]}: skipped a line torn by a killed writer")
 
 
 def _recorded(assembly: GroupAssembly, late: LateRewards) -> RecordedGroup:
@@ -198,8 +229,10 @@ def _late_rewards(files: Iterable[Path]) -> LateRewards:
     found: LateRewards = {}
     for path in files:
         with _opened(path) as file:
+            if not _holds(file, _REWARD):
+                continue
             for number, line in enumerate(_lines(path, file), start=1):
-                if not line.startswith(b'{"type":"reward"'):
+                if not line.startswith(_REWARD):
                     continue
                 try:
                     event = decoder.decode(line)
@@ -212,6 +245,17 @@ def _late_rewards(files: Iterable[Path]) -> LateRewards:
     return found
 
 
+def _holds(file: BinaryIO, words: bytes) -> bool:
+    """Whether the words stand anywhere in a file, which is left at its start."""
+    tail = b""
+    while block := file.read(_BLOCK_BYTES):
+        if words in tail + block:
+            break
+        tail = block[-len(words) :]
+    file.seek(0)
+    return bool(block)
+
+
 def _opened(path: Path) -> BinaryIO:
     try:
         return path.open("rb")
@@ -220,21 +264,21 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def _lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
-    number = 0
-    while line := file.readline(MAX_LINE_BYTES + 1):
-        number += 1
+    for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES + 1), b""), start=1):
         if len(line) > MAX_LINE_BYTES:
             raise TraceError(f"{path}:{number}: the line is longer than {MAX_LINE_BYTES // 2**20} MiB")
         yield line
 
 
-def _require_header(where: str, number: int, event: Event) -> None:
+def _require_header(path: Path, number: int, event: Event) -> None:
     if number == 1 and not isinstance(event, HeaderEvent):
-        raise TraceError(f"{where}: a trace starts with a header; to read another format use `import`")
+        raise TraceError(
+            f"{path}:{number}: a trace starts with a header; to read another format use `import`"
+        )
     if isinstance(event, HeaderEvent) and event.trace_version != TRACE_VERSION:
-        raise TraceError(f"{where}: trace_version {event.trace_version} is not {TRACE_VERSION}")
+        raise TraceError(f"{path}:{number}: trace_version {event.trace_version} is not {TRACE_VERSION}")
 
 
-def _unreadable(where: str, error: str) -> str:
-    hint = "; to read another format use `import`" if where.endswith(":1") else ""
-    return f"{where}: not an event of a trace ({error}){hint}"
+def _unreadable(path: Path, number: int, error: str) -> str:
+    hint = "; to read another format use `import`" if number == 1 else ""
+    return f"{path}:{number}: not an event of a trace ({error}){hint}"

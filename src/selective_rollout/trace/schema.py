@@ -130,6 +130,10 @@ class DecisionEvent(_Event, frozen=True, tag="decision"):
     answers: list[str | None] = []
     sampling: str | None = None
     history: list[float] | None = None
+    features: list[float | None] = []
+    """Values of the features of the rule's score, in its order; empty without a score."""
+    p_signal: float | None = None
+    """P(signal-bearing) by that score, which tau was compared with."""
 
 
 class RolloutEndEvent(_Event, frozen=True, tag="rollout_end"):

@@ -49,6 +49,12 @@ def test_members_that_had_finished_save_nothing() -> None:
     assert account.lossless.steps == 5
 
 
+def test_a_survivor_saves_nothing_either() -> None:
+    account = Accounting(start_step=4, outcome="survivor")
+    account.add(group(FAIL, [10, 10]), 4)
+    assert account.lossless.steps == account.oracle.steps == account.everything.steps == 6
+
+
 def test_groups_whose_label_is_unknown_are_counted_apart() -> None:
     account = Accounting(start_step=1)
     account.add(group([None, 1.0], [3, 3]), 1)

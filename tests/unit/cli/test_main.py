@@ -155,6 +155,34 @@ class TestRun:
         assert done.code == 0
         assert "warning: max_steps 5 is below start_step 10: this gate can never fire" in done.err
 
+    def test_calibrate_hands_enforce_a_gate_that_no_flag_can_loosen(self, invoke: Invoke) -> None:
+        invoke(*SIMULATED, "150", "--name", "observed")
+        done = invoke("calibrate", "runs/observed", "--no-split", "--alpha", "0.2")
+        assert done.code == 0, done.err
+        assert Path("gate.toml").exists(), done.out
+        enforce = (*SIMULATED, "10", "--mode", "enforce", "--gate", "gate.toml")
+        loosened = invoke(*enforce, "--tau", "0.9")
+        assert loosened.code == 2
+        assert "the certificate does not cover this rule: tau: 0.9 is above the certified" in loosened.err
+        done = invoke(*enforce, "--task-seed", "5", "--audit-rate", "0.5", "--json")
+        assert done.code == 0, done.err
+        assert "warning" not in done.err
+        assert "audit: alarm at e-value 20" in done.err
+        assert json.loads(done.out)["cut"] >= 1
+
+    def test_a_resumed_run_counts_the_groups_of_its_first_part(self, invoke: Invoke) -> None:
+        before = json.loads(invoke(*SIMULATED, "5", "--name", "x", "--json").out)
+        again = json.loads(invoke(*SIMULATED, "5", "--name", "x", "--resume", "--json").out)
+        assert again == before
+
+    def test_history_is_kept_and_read(self, invoke: Invoke) -> None:
+        arguments = (*SIMULATED, "4", "--history-mixed", "4", "--history", "h.json")
+        invoke(*arguments, "--name", "one")
+        assert len(json.loads(Path("h.json").read_text())["tasks"]) == 4
+        invoke(*arguments, "--name", "two")
+        facts = [d.facts for r in read_groups("runs/two") for d in r.decisions if d.facts]
+        assert {len(fact.history or ()) for fact in facts} == {4}
+
     def test_enforcing_uncertified_is_possible_and_said(self, invoke: Invoke) -> None:
         done = invoke(*SIMULATED, "10", "--mode", "enforce", "--uncertified", "--json")
         assert json.loads(done.out)["cut"] >= 1

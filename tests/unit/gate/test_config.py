@@ -8,6 +8,9 @@ import pytest
 
 from selective_rollout.errors import ConfigError
 from selective_rollout.gate.config import GateConfig
+from selective_rollout.gate.score import TwoSidedScore
+
+SCORE = TwoSidedScore(("distance",), (0.4,), (0.2,), (-1.0,), (-2.0,), 0.1, -0.3)
 
 
 def test_the_default_is_the_papers_operating_point() -> None:
@@ -63,6 +66,14 @@ def test_a_list_is_not_a_word() -> None:
 def test_plain_data_round_trips() -> None:
     rule = GateConfig(tau=0.2, check_every=5, vetoes=("identical_sampling",), outcome="survivor")
     assert GateConfig.from_dict(rule.to_dict()) == rule
+    scored = GateConfig(score=SCORE)
+    assert GateConfig.from_dict(scored.to_dict()) == scored
+
+
+@pytest.mark.parametrize("other", [{"check_every": 2}, {"level": "token"}])
+def test_a_score_looks_once_at_actions(other: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="gate.score is fitted to actions at start_step"):
+        GateConfig(score=SCORE, **other)  # type: ignore[arg-type]
 
 
 def test_every_field_changes_the_fingerprint() -> None:
@@ -79,6 +90,7 @@ def test_every_field_changes_the_fingerprint() -> None:
         replace(rule, history_mixed=8),
         replace(rule, reward_tolerance=0.1),
         replace(rule, separator="|"),
+        replace(rule, score=SCORE),
     ]
     assert len(others) == len(rule.to_dict())
     assert len({rule.fingerprint(), *(other.fingerprint() for other in others)}) == len(others) + 1

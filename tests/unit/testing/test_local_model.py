@@ -1,10 +1,10 @@
 """LocalModel's handling of its process, with stand-ins for the process."""
 
 import os
-import subprocess
 from importlib import util
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,12 +100,14 @@ def test_a_server_that_does_not_stop_is_killed(
 ) -> None:
     serve_with(STUBBORN, tmp_path, monkeypatch)
     monkeypatch.setattr(local_model, "_STOP_TIMEOUT_S", 0.1)
-    started: list[subprocess.Popen[str]] = []
-    spawn = local_model._spawn
-    monkeypatch.setattr(local_model, "_spawn", lambda log: started.append(spawn(log)) or started[-1])
-    with LocalModel(weights):
-        pass
-    assert started[0].poll() is not None
+    model = LocalModel(weights)
+    with model:
+        process = model._process
+        assert process is not None
+        assert process.poll() is None
+        with pytest.raises(ConfigError, match="running already"):
+            model.__enter__()
+    assert process.returncode
 
 
 def test_without_the_extra_the_install_line_comes_before_any_download(
@@ -119,8 +121,9 @@ def test_without_the_extra_the_install_line_comes_before_any_download(
 
 @pytest.mark.parametrize("setting", ["slots", "context_per_slot", "threads"])
 def test_settings_start_at_one(setting: str) -> None:
+    settings: Any = {setting: 0}
     with pytest.raises(ConfigError, match=f"{setting} must be at least 1, not 0"):
-        LocalModel(**{setting: 0})
+        LocalModel(**settings)
 
 
 @pytest.mark.parametrize(

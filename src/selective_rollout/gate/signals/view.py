@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from selective_rollout.errors import GroupError
-from selective_rollout.types import END, Group
+from selective_rollout.types import END, Group, Step
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ class GroupView:
     finished_at: Sequence[int | None]
     """Number of actions of a member that ended normally; None for one that runs, failed or was cut."""
     observation_hashes: Sequence[Sequence[str | None]] = ()
-    """Hash of the environment's reply to the step; None or missing: unknown."""
+    """Hash of the environment's reply to the step, or the state it led to; None or missing: unknown."""
     errors: Sequence[Sequence[bool | None]] = ()
     """Whether that reply was an error; None or missing: nobody said."""
     history_p: float | None = None
@@ -54,7 +54,7 @@ class GroupView:
         return cls(
             actions=[rollout.actions for rollout in rollouts],
             finished_at=[len(r.steps) if r.status.ended_normally else None for r in rollouts],
-            observation_hashes=[[step.observation_hash for step in r.steps] for r in rollouts],
+            observation_hashes=[[_reply(step) for step in r.steps] for r in rollouts],
             errors=[[step.is_error for step in r.steps] for r in rollouts],
             history_p=history_p,
         )
@@ -118,6 +118,10 @@ class GroupView:
     def ended_by(self, member: int, t: int) -> bool:
         """Whether the member ended normally with this step."""
         return self.finished_at[member] == t + 1
+
+
+def _reply(step: Step) -> str | None:
+    return step.observation_hash if step.observation_hash is not None else step.state_key
 
 
 def _any_known(rows: Sequence[Sequence[object]]) -> bool:

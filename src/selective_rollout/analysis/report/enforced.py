@@ -1,0 +1,182 @@
+"""What an enforcing gate really did, and what only its audits let one estimate.
+
+The two never share a type: `Enforced` holds counts of what happened, `AuditEstimates` what is inferred for
+the groups that were stopped and have no ending of their own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from selective_rollout.analysis.report.inference import survivor_of
+from selective_rollout.analysis.report.population import steps_after
+from selective_rollout.analysis.report.quantities import Quantity, Sums, TaskBootstrap
+from selective_rollout.gate.audit import AuditCounts, AuditedRate
+from selective_rollout.rewards import GroupLabel
+from selective_rollout.trace.reader import RecordedGroup
+
+_PARTS: Final = ("audited", "lossless", "lossy", "lossless_of_survivor", "lossy_of_survivor")
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEstimates:
+    """Estimates from audited would-be cuts, which are drawn at random among all would-be cuts."""
+
+    audit_rate: float
+    """Share of the groups drawn for an audit, as realised in the trace."""
+    audited: int
+    """Would-be cuts that ran on: what everything here rests on."""
+    false_cut_rate: AuditedRate | None
+    """P(cut | signal-bearing)."""
+    wrong_cut_share: AuditedRate | None
+    """P(signal-bearing | cut)."""
+    lossless: Quantity
+    """Steps that the cuts left ungenerated in zero-variance groups."""
+    lossy: Quantity
+    """The same in signal-bearing groups."""
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data for JSON output."""
+        return {
+            "audit_rate": self.audit_rate,
+            "audited_would_be_cuts": self.audited,
+            "false_cut_rate": _rate_dict(self.false_cut_rate),
+            "wrong_cut_share": _rate_dict(self.wrong_cut_share),
+            "steps_not_generated_lossless": self.lossless.to_dict(),
+            "steps_not_generated_lossy": self.lossy.to_dict(),
+        }
+
+
+@dataclass(slots=True)
+class Enforced:
+    """Running totals over the groups that ran in enforce mode. Everything here was measured."""
+
+    groups: int = 0
+    cuts: Counter[str] = field(default_factory=Counter)
+    """Groups that were stopped, by what became of them: drop, survivor, vote."""
+    drawn: int = 0
+    """Groups drawn for an audit."""
+    late_vetoes: int = 0
+    steps: int = 0
+    tokens: int = 0
+    steps_of_unknown_tokens: int = 0
+    overrun: int = 0
+    """Completion tokens that arrived after the cut."""
+    rules: Counter[str] = field(default_factory=Counter)
+    """Groups by fingerprint of the rule that watched them."""
+    kept_signal: int = 0
+    """Signal-bearing groups that the gate let through."""
+    audited: Counter[bool | None] = field(default_factory=Counter)
+    """Audited would-be cuts by zero variance."""
+    resampled: TaskBootstrap = field(default_factory=lambda: TaskBootstrap(_PARTS))
+    after: Counter[str] = field(default_factory=Counter)
+
+    def add(self, recorded: RecordedGroup, label: GroupLabel) -> None:
+        """Book one group of an enforcing run that has ended."""
+        begin, end = recorded.begin, recorded.end
+        assert end is not None
+        self.groups += 1
+        self.drawn += bool(begin.audit)
+        self.late_vetoes += end.late_veto
+        self.overrun += recorded.overrun
+        self.rules[begin.gate or "unknown"] += 1
+        if end.outcome is not None:
+            self.cuts[end.outcome] += 1
+        for step in (step for rollout in recorded.group.rollouts for step in rollout.steps):
+            self.steps += 1
+            if step.usage is None or step.usage.completion is None:
+                self.steps_of_unknown_tokens += 1
+            else:
+                self.tokens += step.usage.completion
+        audited_cut = end.would_cut_at if begin.audit and not end.late_veto else None
+        if audited_cut is not None:
+            self._add_audited(recorded, label, audited_cut)
+        elif end.outcome is None:
+            self.kept_signal += label.zero_variance is False
+
+    def _add_audited(self, recorded: RecordedGroup, label: GroupLabel, cut_at: int) -> None:
+        self.audited[label.zero_variance] += 1
+        values = {"audited": 1}
+        if label.zero_variance is not None:
+            part = "lossless" if label.zero_variance else "lossy"
+            values[part] = steps_after(recorded.group, cut_at)
+            survivor = survivor_of(recorded.group, cut_at)
+            own = 0 if survivor is None else len(survivor.steps) - cut_at
+            values[f"{part}_of_survivor"] = max(0, own)
+        self.after.update(values)
+        self.resampled.add(recorded.group.task_id, values)
+
+    @property
+    def stopped(self) -> int:
+        """Groups that were stopped."""
+        return sum(self.cuts.values())
+
+    @property
+    def known_tokens(self) -> int | None:
+        """Completion tokens generated, if every step's count is known."""
+        return None if self.steps_of_unknown_tokens else self.tokens
+
+    @property
+    def estimates(self) -> AuditEstimates | None:
+        """What the audits tell; None without an audited would-be cut."""
+        audited = self.audited.total()
+        if not audited:
+            return None
+        audit_rate = self.drawn / self.groups
+        counts = AuditCounts(
+            audit_rate,
+            kept_signal=self.kept_signal,
+            audited_signal=self.audited[False],
+            audited_zero_variance=self.audited[True],
+        )
+        return AuditEstimates(
+            audit_rate=audit_rate,
+            audited=audited,
+            false_cut_rate=counts.false_cut_rate,
+            wrong_cut_share=counts.wrong_cut_share,
+            lossless=self._scaled("lossless", "steps not generated, lossless"),
+            lossy=self._scaled("lossy", "steps not generated, lossy"),
+        )
+
+    def _scaled(self, part: str, words: str) -> Quantity:
+        """The mean over audited would-be cuts, times the number of cuts.
+
+        Where a survivor answers, its own steps are generated after all.
+        """
+        stopped, survives = self.stopped, float(self.cuts["survivor"] > 0)
+
+        def total(sums: Sums) -> Any:
+            return stopped * (sums[part] - survives * sums[f"{part}_of_survivor"]) / sums["audited"]
+
+        return Quantity(part, words, float(total(self.after)), self.resampled.interval(total), is_share=False)
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data for JSON output; what was measured and what is estimated stay apart."""
+        estimates = self.estimates
+        return {
+            "measured": {
+                "groups": self.groups,
+                "cut": dict(sorted(self.cuts.items())),
+                "drawn_for_audit": self.drawn,
+                "late_vetoes": self.late_vetoes,
+                "steps": self.steps,
+                "tokens": self.known_tokens,
+                "overrun_tokens": self.overrun,
+                "rules": dict(sorted(self.rules.items())),
+            },
+            "estimated_from_audits": None if estimates is None else estimates.to_dict(),
+        }
+
+
+def _rate_dict(rate: AuditedRate | None) -> Mapping[str, object] | None:
+    if rate is None:
+        return None
+    return {
+        "value": rate.value,
+        "hits": rate.hits,
+        "trials": rate.trials,
+        "interval_95": [rate.interval.low, rate.interval.high],
+    }

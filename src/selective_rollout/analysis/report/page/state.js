@@ -1,0 +1,42 @@
+// What the reader has set, and who wants to know when it changes.
+
+const gate = page.gates[0];
+const state = { tau: gate.tau, start: gate.start, selected: null, hidden: new Set() };
+const listeners = { gate: [], selection: [], kinds: [] };
+
+function on(what, listener) { listeners[what].push(listener); }
+function announce(what) { for (const listener of listeners[what]) listener(); }
+
+function setGate(tau, start) {
+  state.tau = tau;
+  state.start = start;
+  const untouched = tau === gate.tau && start === gate.start;
+  for (const group of groups) {
+    group.cut = untouched || !page.adjustable ? group.cuts[0] : firesAt(group, tau, start, gate.every);
+  }
+  announce("gate");
+}
+
+function select(group) {
+  state.selected = group;
+  announce("selection");
+}
+
+/** An element with text; text is only ever set as text. */
+function element(tag, className, text) {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+function svgElement(tag, attributes, text) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+}

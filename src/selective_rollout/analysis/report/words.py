@@ -1,0 +1,216 @@
+"""What the report says in words: the same sentences on the terminal and on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from selective_rollout.analysis.report.collect import ReportData
+from selective_rollout.analysis.report.diff import Change
+from selective_rollout.analysis.report.quantities import Quantity
+from selective_rollout.gate.config import GateConfig
+from selective_rollout.stats import Interval
+
+KIND_WORDS: Final = {
+    "all_fail": "all fail",
+    "all_success": "all succeed",
+    "constant": "equal in between",
+    "mixed": "signal-bearing",
+    "unknown": "unknown label",
+    "stopped": "stopped by a gate",
+}
+
+
+def percent(share: float | None) -> str:
+    """A share in percent, one decimal; unknown is never printed as 0."""
+    return "unknown" if share is None else f"{100 * share:.1f}%"
+
+
+def count(number: int | None) -> str:
+    """A whole number with thousands marked."""
+    return "unknown" if number is None else f"{number:,}"
+
+
+def significant(value: float | None, signed: bool = False) -> str:
+    """A number to three significant figures, with a real minus sign."""
+    if value is None:
+        return "unknown"
+    if value == 0:
+        return "0"
+    sign = "+" if signed else ""
+    text = f"{value:{sign}#.3g}".rstrip(".")
+    return (text if "e" not in text else f"{value:{sign},.0f}").replace("-", "\u2212")
+
+
+def value_text(quantity: Quantity) -> str:
+    """The value alone."""
+    return percent(quantity.value) if quantity.is_share else significant(quantity.value)
+
+
+def interval_text(interval: Interval | None, is_share: bool) -> str:
+    """`39.4 to 53.7%`, or why there is none."""
+    if interval is None:
+        return "no interval"
+    if is_share:
+        return f"{100 * interval.low:.1f} to {100 * interval.high:.1f}%"
+    return f"{significant(interval.low)} to {significant(interval.high)}"
+
+
+def counts_text(quantity: Quantity) -> str:
+    """`93 of 200`, or nothing."""
+    return f"{quantity.counts[0]:,} of {quantity.counts[1]:,}" if quantity.counts is not None else ""
+
+
+def change_text(change: Change) -> tuple[str, str]:
+    """A difference and its interval; shares differ by percentage points."""
+    scale, unit = (100, " points") if change.now.is_share else (1, "")
+    if change.value is None:
+        return "unknown", ""
+    difference = significant(change.value * scale, signed=True) + unit
+    interval = change.interval
+    if interval is None:
+        return difference, "no interval"
+    low, high = (
+        significant(interval.low * scale, signed=True),
+        significant(interval.high * scale, signed=True),
+    )
+    return difference, f"{low} to {high}"
+
+
+def rule_text(rule: GateConfig) -> str:
+    """A rule in a few words."""
+    compared = "P(signal-bearing)" if rule.score is not None else "distance"
+    when = f"at step {rule.start_step}"
+    if rule.check_every is not None:
+        when += f" and every {rule.check_every} after"
+    extra = f", last {rule.history_mixed} rewards equal" if rule.history_mixed else ""
+    level = "" if rule.level == "action" else f", {rule.level} level"
+    return f"{compared} < {rule.tau:g} {when}{extra}{level}"
+
+
+def lead(data: ReportData) -> list[str]:
+    """What a reader should know first: the waste, and whether the gate is worth anything."""
+    named = {quantity.name: quantity for quantity in data.quantities}
+    zero, steps = named["zero_variance"], named["zero_variance_steps"]
+    if zero.counts is None or not zero.counts[1]:
+        return ["No group has a label: as long as rewards are missing, nobody can tell what was wasted."]
+    hits, trials = zero.counts
+    waste = (
+        f"{hits:,} of {trials:,} labelled groups ended with equal rewards and took {percent(steps.value)} of "
+        "all steps; a group-centred advantage learns nothing from them."
+    )
+    return [waste, _on_the_gate(data, named)]
+
+
+def judgement(efficiency: Quantity) -> str:
+    """What an efficiency means."""
+    if efficiency.value is None:
+        return "its efficiency is unknown"
+    text = f"efficiency {significant(efficiency.value)}"
+    interval = efficiency.interval
+    if interval is None:
+        return f"{text}, on too few tasks for an interval"
+    text += f" ({interval_text(interval, False)})"
+    if interval.high <= 1:
+        return f"{text}: worse than spending the steps on fresh prompts"
+    if interval.low > 1:
+        return f"{text}: better than no gate"
+    return f"{text}; too few groups to tell it from 1, where a gate is worth nothing"
+
+
+def caveats(data: ReportData) -> list[str]:
+    """What stands between these numbers and a claim."""
+    overview = data.overview
+    groups, tasks = overview.groups, len(overview.tasks)
+    facts: list[tuple[bool | int, str]] = [
+        (
+            overview.singletons == groups,
+            "Every group has fewer than two rollouts, so no variance can exist. Were rollouts grouped by the "
+            "wrong id?",
+        ),
+        (
+            0 < overview.singletons < groups,
+            f"{_groups(overview.singletons, 'has', 'have')} fewer than two rollouts and so no label.",
+        ),
+        (
+            data.basis == "kept",
+            "An enforcing gate let these groups through and none was audited: they are a selection, and "
+            "their shares say nothing about the workload.",
+        ),
+        (
+            overview.stopped and data.basis == "untouched",
+            "Shares count observed and audited groups only; what an enforcing gate let through is a "
+            "selection.",
+        ),
+        (
+            tasks < groups,
+            f"{_groups(groups, 'comes', 'come')} from {tasks:,} tasks; intervals allow for that.",
+        ),
+        (
+            overview.unknown,
+            f"{_groups(overview.unknown, 'has', 'have')} an unknown label (unscored rollouts) and no part in "
+            "any rate.",
+        ),
+        (
+            overview.unfinished,
+            f"{_groups(overview.unfinished, 'is', 'are')} unfinished, since the run was interrupted, and no "
+            "part of any rate.",
+        ),
+        (
+            overview.sampling_unknown,
+            f"{_groups(overview.sampling_unknown, 'declares', 'declare')} nothing about sampling: whether "
+            "rollouts are copies of one another is unknown.",
+        ),
+        (data.gates[0].rule.is_unsafe, "This rule is known to cut groups that merely open alike."),
+    ]
+    return [text for holds, text in facts if holds]
+
+
+def certificate_sentences(certificate: Mapping[str, Any]) -> list[str]:
+    """A calibration's result in plain words.
+
+    Args:
+        certificate: "text", ready-made; or some of "verdict", "alpha", "confidence", "tau", "false_cuts",
+            "n_signal", "bound", "needed".
+    """
+    if not certificate:
+        return []
+    if certificate.get("text"):
+        return [str(certificate["text"])]
+    sentences = []
+    if certificate.get("verdict"):
+        sentences.append(f"Verdict: {str(certificate['verdict']).replace('_', ' ')}.")
+    tau, alpha = certificate.get("tau"), certificate.get("alpha")
+    if tau is None:
+        sentences.append("No threshold is certified, so the gate stays off.")
+    elif alpha is not None:
+        confidence = certificate.get("confidence", 0.95)
+        sentences.append(
+            f"With {100 * confidence:g}% confidence a threshold of {tau:g} cuts at most {percent(alpha)} of "
+            "the signal-bearing groups of the recorded policy."
+        )
+    if certificate.get("n_signal") is not None and certificate.get("false_cuts") is not None:
+        sentences.append(
+            f"It would have cut {certificate['false_cuts']} of {certificate['n_signal']} of them."
+        )
+    if certificate.get("needed") is not None:
+        sentences.append(f"{certificate['needed']} signal-bearing tasks would be needed.")
+    return sentences
+
+
+def _on_the_gate(data: ReportData, named: Mapping[str, Quantity]) -> str:
+    account = data.population.accounts[0]
+    if not account.cuts:
+        return f"The gate ({rule_text(data.gates[0].rule)}) would have cut none of them."
+    unknown = f", {account.unlabelled.groups} of unknown label" if account.unlabelled.groups else ""
+    cut = f"The gate ({rule_text(data.gates[0].rule)}) would have cut {account.cuts:,} groups"
+    return (
+        f"{cut}: {account.right:,} rightly, {account.wrong:,} wrongly{unknown}. It saves "
+        f"{percent(named['lossless'].value)} of the steps losslessly and {percent(named['lossy'].value)} "
+        f"lossily, at the price of {percent(named['loss'].value)} of the signal-bearing groups; "
+        f"{judgement(named['efficiency'])}."
+    )
+
+
+def _groups(number: int, verb: str, verbs: str) -> str:
+    return f"1 group {verb}" if number == 1 else f"{number:,} groups {verbs}"

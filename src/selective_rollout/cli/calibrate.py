@@ -1,0 +1,295 @@
+"""`calibrate`: choose a threshold with a bound on its harm, or say why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from selective_rollout.analysis.audited import audit_counts, renew
+from selective_rollout.analysis.calibrate import Calibration
+from selective_rollout.analysis.calibrate import calibrate as calibrated
+from selective_rollout.analysis.certify import Finding, Question, certify
+from selective_rollout.analysis.fit_score import FEATURES, ScoreFit
+from selective_rollout.analysis.sample import Collector, collect
+from selective_rollout.analysis.scores_file import read_scores
+from selective_rollout.analysis.split import Split, require_unseen
+from selective_rollout.analysis.verdicts import explain
+from selective_rollout.analysis.workload import recorded_workload
+from selective_rollout.cli.console import number, percent, print_json, progress, remark, stdout, table
+from selective_rollout.cli.options import json_option
+from selective_rollout.errors import ConfigError
+from selective_rollout.gate.audit import AuditCounts, AuditedRate
+from selective_rollout.gate.certificate import Certificate
+from selective_rollout.gate.config import GateConfig
+from selective_rollout.gate.gate_file import read_gate_file, write_gate_file
+from selective_rollout.trace.reader import ReadReport, RecordedGroup, read_groups, trace_files
+
+EPILOG = """
+\b
+Examples:
+  selective-rollout calibrate runs/mine                         writes gate.toml, or says why not
+  selective-rollout calibrate runs/mine --no-split --alpha 0.05 the rule was fixed beforehand
+  selective-rollout calibrate runs/mine --fit-score             the two-sided score instead of the distance
+  selective-rollout calibrate runs/live --renew gate.toml --audit-rate 0.1
+"""
+
+_RULE = ("check_every", "padding", "outcome", "history_mixed", "min_members")
+
+
+@click.command(epilog=EPILOG)
+@click.argument("traces", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--scores", type=click.Path(path_type=Path), help="CSV: group, step, distance, zero_variance.")
+@click.option("--start-step", "start_steps", type=int, multiple=True, help="First check; repeatable. [10]")
+@click.option(
+    "--alpha", type=float, default=0.10, show_default=True, help="Bound on P(cut | signal-bearing)."
+)
+@click.option("--delta", type=float, default=0.05, show_default=True, help="1 - confidence.")
+@click.option("--grid", default=Question().grid, show_default=True, help="Thresholds to walk up.")
+@click.option("--check-every", type=int, help="Check again every N steps; default: once.")
+@click.option("--padding", type=click.Choice(["end", "none"]), default="end", show_default=True)
+@click.option("--outcome", type=click.Choice(["drop", "survivor"]), default="drop", show_default=True)
+@click.option("--history-mixed", type=int, default=0, help="Fire only if the last H rewards were equal.")
+@click.option("--min-members", type=int, help="Fewest members at the check; default: half the group.")
+@click.option("--choose-share", type=float, default=Split().choose_share, show_default=True)
+@click.option("--no-split", is_flag=True, help="The rule was fixed beforehand: certify on all tasks.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Draws split and groups.")
+@click.option("--fit-score", is_flag=True, help="Fit the two-sided score and use it if it beats any signal.")
+@click.option("--stratum", help="Metadata key: one threshold for each of its values.")
+@click.option("--per-stratum", is_flag=True, help="Each stratum's bound on its own, not all at once.")
+@click.option("--renew", type=click.Path(path_type=Path), help="Gate file to renew from an audited run.")
+@click.option("--audit-rate", type=float, help="With --renew: share of would-be cuts that ran on.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("gate.toml"), show_default=True)
+@click.option("--require-certificate", is_flag=True, help="Exit with 1 unless a gate is certified.")
+@json_option
+def calibrate(**options: Any) -> None:
+    """Choose a threshold whose harm is bounded, and write it to gate.toml.
+
+    TRACES are recorded in observe mode. "Not certifiable", "no better than chance" and "certified but
+    useless" are normal answers: then nothing is written and the gate stays off.
+    """
+    report = _scores_report(options) if options["scores"] else _trace_report(options)
+    if options["as_json"]:
+        print_json(report.document)
+    else:
+        stdout().print(report.shown)
+    for warning in report.warnings:
+        remark(f"warning: {warning}")
+    if report.certificate is not None:
+        write_gate_file(options["out"], report.certificate)
+        remark(f"wrote {options['out']}")
+    elif not report.on and not options["scores"] and options["out"].exists():
+        remark(f"{options['out']} is from an earlier calibration and was left as it is")
+    if options["require_certificate"] and not report.on:
+        raise click.exceptions.Exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the command prints and writes."""
+
+    on: bool
+    document: Mapping[str, Any]
+    shown: RenderableType
+    warnings: Sequence[str] = ()
+    certificate: Certificate | None = None
+
+
+def render(result: Calibration) -> RenderableType:
+    """A calibration for people."""
+    parts: list[RenderableType] = [
+        Text(explain(finding, result.question), style="bold") for finding in result.findings
+    ]
+    sample = result.sample
+    parts.append(
+        Text(
+            f"\n{sample.groups:,} groups recorded; {len(sample.choose):,} of them to choose on, one group "
+            f"for each of {len(sample.certify):,} other tasks to certify on."
+        )
+    )
+    parts += [_finding_table(finding) for finding in result.findings]
+    if result.score is not None:
+        parts.append(_score_table(result.score))
+    if result.certificate is not None:
+        parts += [Text(), Text(result.certificate.describe())]
+    return Group(*parts)
+
+
+def scores_to_dict(finding: Finding, question: Question, unknown: int) -> dict[str, Any]:
+    """The JSON document of `calibrate --scores`."""
+    return {
+        **finding.to_dict(),
+        "alpha": question.alpha,
+        "delta": question.delta,
+        "grid": question.grid,
+        "unknown_groups": unknown,
+    }
+
+
+def _scores_report(options: Mapping[str, Any]) -> Report:
+    if options["traces"]:
+        raise ConfigError("calibrate: give traces or --scores, not both")
+    steps = options["start_steps"] or (GateConfig().start_step,)
+    if len(steps) > 1:
+        raise ConfigError("calibrate: --scores is certified at one --start-step")
+    question = _question(options)
+    units, unknown = read_scores(options["scores"], steps[0])
+    finding = certify(units, question, start_step=steps[0], seed=options["seed"])
+    shown = Group(Text(explain(finding, question), style="bold"), Text(), _finding_table(finding))
+    return Report(finding.on, scores_to_dict(finding, question, unknown), shown)
+
+
+def _trace_report(options: Mapping[str, Any]) -> Report:
+    traces = options["traces"]
+    if not traces:
+        raise ConfigError("calibrate: name a trace (a file or a run folder), or --scores FILE.csv")
+    if options["renew"]:
+        return _renewal_report(options)
+    split = Split(0.0 if options["no_split"] else options["choose_share"], options["seed"])
+    require_unseen(traces, split)
+    rules = [
+        GateConfig.from_dict({"start_step": step, **{name: options[name] for name in _RULE}})
+        for step in dict.fromkeys(options["start_steps"]) or (GateConfig().start_step,)
+    ]
+    question = _question(options)
+    collector = Collector(
+        rules, split, features=FEATURES if options["fit_score"] else (), stratum_key=options["stratum"]
+    )
+    with _groups(traces) as groups:
+        sample = collect(groups, collector)
+    result = calibrated(
+        sample,
+        rules,
+        question,
+        fit=options["fit_score"],
+        joint=not options["per_stratum"],
+        stratum_key=options["stratum"],
+        workload=recorded_workload(traces, sample.group_size),
+    )
+    on = result.certificate is not None
+    return Report(on, result.to_dict(), render(result), result.warnings, result.certificate)
+
+
+def _renewal_report(options: Mapping[str, Any]) -> Report:
+    _, certificate = read_gate_file(options["renew"])
+    if certificate is None:
+        raise ConfigError(f"{options['renew']}: holds no certificate to renew")
+    if options["audit_rate"] is None:
+        raise ConfigError("calibrate: --renew needs the run's --audit-rate")
+    with _groups(options["traces"]) as groups:
+        counts = audit_counts(groups, options["audit_rate"], certificate.rule)
+    with _groups(options["traces"]) as groups:
+        renewed = renew(groups, certificate, options["audit_rate"], seed=options["seed"])
+    document = {
+        "renewed": renewed is not None,
+        "gate": "off" if renewed is None else "on",
+        "tau": None if renewed is None else renewed.rule.tau,
+        "n_signal": None if renewed is None else renewed.n_signal,
+        "false_cuts": None if renewed is None else renewed.false_cuts,
+        "false_cut_rate": _rate_dict(counts.false_cut_rate),
+        "wrong_cut_share": _rate_dict(counts.wrong_cut_share),
+    }
+    said = (
+        renewed.describe()
+        if renewed is not None
+        else "Off: the audits do not support the certificate any more."
+    )
+    return Report(renewed is not None, document, Group(_audit_table(counts), Text(), Text(said)), (), renewed)
+
+
+def _question(options: Mapping[str, Any]) -> Question:
+    return Question(options["alpha"], options["delta"], options["grid"])
+
+
+@contextmanager
+def _groups(traces: Sequence[Path]) -> Iterator[Iterator[RecordedGroup]]:
+    """The groups of traces, with a progress bar over their bytes and what was repaired said at the end."""
+    report = ReadReport()
+    total = sum(file.stat().st_size for file in trace_files(traces))
+    with progress("bytes read", total) as bar:
+        read = 0
+
+        def advance(now: int) -> None:
+            nonlocal read
+            bar.advance(now - read)
+            read = now
+
+        yield read_groups(traces, report=report, on_bytes=advance)
+    for problem in report.problems:
+        remark(problem)
+
+
+def _finding_table(finding: Finding) -> RenderableType:
+    title = f"Start step {finding.start_step}" + (
+        f", {finding.stratum}" if finding.stratum is not None else ""
+    )
+    shown = table(f"{title}: {finding.verdict.value.replace('_', ' ')}", "certified on", "value")
+    shown.columns[1].justify = "left"
+    interval = finding.auroc_interval
+    area = "unknown" if finding.auroc is None else f"{finding.auroc:.3f}"
+    rows = [
+        ("tasks", number(finding.groups)),
+        ("signal-bearing", number(finding.n_signal)),
+        ("zero variance (base rate)", percent(finding.base_rate)),
+        (
+            "AUROC for zero variance",
+            area + (f" (95% {interval.low:.3f} to {interval.high:.3f})" if interval else ""),
+        ),
+        ("tau", "none" if finding.tau is None else f"{finding.tau:g}"),
+    ]
+    if finding.tau is not None and finding.cuts is not None:
+        rows += [
+            ("cuts / false cuts", f"{finding.cuts} / {finding.false_cuts}"),
+            ("bound of the false-cut rate", percent(finding.bound)),
+            ("p-value of beating cuts at random", number(finding.beats_base_rate, 2)),
+            ("steps not generated", percent(finding.saved)),
+            ("efficiency (1.00 = worthless)", number(finding.efficiency)),
+        ]
+    needed = "no number will do" if finding.needed is None else f"{finding.needed:,}"
+    rows.append(("signal-bearing tasks needed", f"{needed} (without any false cut {finding.needed_min:,})"))
+    for name, value in rows:
+        shown.add_row(name, value)
+    return shown
+
+
+def _score_table(fit: ScoreFit) -> RenderableType:
+    verdict = "recommended" if fit.recommended else "not recommended: it does not beat the best single signal"
+    shown = table(f"Two-sided score, {verdict}", "feature", "all fail", "all succeed")
+    for name, fail, success in zip(fit.score.features, fit.score.fail, fit.score.success, strict=True):
+        shown.add_row(name, f"{fail:+.2f}", f"{success:+.2f}")
+    gain = "unknown" if fit.gain is None else f"{fit.gain.low:+.3f} to {fit.gain.high:+.3f}"
+    shown.caption = (
+        f"Out of fold AUROC {number(fit.auroc)}, best single signal ({fit.best_single}) "
+        f"{number(fit.best_single_auroc)}; gain, 90%: {gain}"
+    )
+    shown.caption_justify = "left"
+    return shown
+
+
+def _audit_table(counts: AuditCounts) -> RenderableType:
+    shown = table("Audits", "measured", "value")
+    shown.columns[1].justify = "left"
+    shown.add_row("cut, so unobserved", number(counts.unobserved))
+    shown.add_row("false_cut_rate P(cut | signal)", _rate_text(counts.false_cut_rate))
+    shown.add_row("wrong_cut_share P(signal | cut)", _rate_text(counts.wrong_cut_share))
+    return shown
+
+
+def _rate_text(rate: AuditedRate | None) -> str:
+    if rate is None:
+        return "unknown: nothing observed"
+    interval = f"95% {percent(rate.interval.low)} to {percent(rate.interval.high)}"
+    return f"{percent(rate.value)} ({rate.hits} of {rate.trials} observed; {interval})"
+
+
+def _rate_dict(rate: AuditedRate | None) -> dict[str, Any] | None:
+    if rate is None:
+        return None
+    interval = [rate.interval.low, rate.interval.high]
+    return {"hits": rate.hits, "trials": rate.trials, "value": rate.value, "interval_95": interval}

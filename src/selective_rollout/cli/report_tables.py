@@ -1,0 +1,146 @@
+"""The report on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from selective_rollout.analysis.report import words
+from selective_rollout.analysis.report.collect import ReportData
+from selective_rollout.analysis.report.diff import Change
+from selective_rollout.analysis.report.enforced import Enforced
+from selective_rollout.analysis.report.html import Extras
+from selective_rollout.analysis.report.inference import AnswerTotals
+from selective_rollout.analysis.report.quantities import Quantity
+from selective_rollout.cli.console import number, percent, rate, stdout, table
+from selective_rollout.cli.summary import accounting_table
+from selective_rollout.gate.audit import AuditedRate
+from selective_rollout.types import RolloutStatus
+
+
+def show_report(data: ReportData, extras: Extras, files: Sequence[Path]) -> None:
+    """Print everything, in the order of the page."""
+    console = stdout()
+    console.print(_recorded(data))
+    console.print(_kinds(data))
+    for gate, account in zip(data.gates, data.population.accounts, strict=True):
+        console.print(accounting_table(f"{gate.name}: {words.rule_text(gate.rule)}", account))
+    if data.enforced is not None:
+        for shown in _enforced(data.enforced):
+            console.print(shown)
+    if data.population.answers.groups:
+        console.print(_answers(data.population.answers))
+    if extras.changes:
+        console.print(_changes(extras.baseline, extras.changes))
+    sentences = [*words.lead(data), *words.certificate_sentences(extras.certificate or {})]
+    for sentence in sentences:
+        console.print(sentence, markup=False)
+    for caveat in words.caveats(data):
+        console.print(f"Note: {caveat}", markup=False)
+    console.print(f"\nThe page: {files[0]}", markup=False, soft_wrap=True)
+
+
+def _recorded(data: ReportData) -> Table:
+    overview = data.overview
+    shown = _rows("Recorded", "counted")
+    lost = ", ".join(f"{kind} {count}" for kind, count in overview.failures.most_common())
+    failed = overview.statuses[RolloutStatus.FAILED.value]
+    sizes = ", ".join(f"{size}" for size in sorted(overview.sizes))
+    for name, value in (
+        ("groups / tasks", f"{overview.groups:,} / {len(overview.tasks):,}"),
+        ("group size", sizes),
+        ("rollouts", number(overview.rollouts)),
+        ("  lost to failures", f"{failed:,} ({lost})" if failed else "0"),
+        ("  ran into a limit", number(overview.statuses[RolloutStatus.TRUNCATED.value])),
+        ("steps", number(overview.steps)),
+        ("tokens that became no step", number(overview.lost_tokens)),
+    ):
+        shown.add_row(name, value)
+    return shown
+
+
+def _kinds(data: ReportData) -> Table:
+    """The waste: how groups, steps and tokens divide over the labels."""
+    kinds = data.population.kinds
+    shown = table("Where the steps went", "label", "groups", "steps", "share of steps", "tokens")
+    steps = sum(totals.steps for totals in kinds.values())
+    for kind, name in words.KIND_WORDS.items():
+        if kind in kinds:
+            totals = kinds[kind]
+            share = percent(totals.steps / steps if steps else None)
+            shown.add_row(
+                name, number(totals.groups), number(totals.steps), share, number(totals.known_tokens)
+            )
+    return shown
+
+
+def _enforced(enforced: Enforced) -> list[Table]:
+    """What was measured and what is estimated, each in a table of its own."""
+    measured = _rows("What the gate really did", "measured")
+    how = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(enforced.cuts.items()))
+    for name, value in (
+        ("groups in enforce mode", number(enforced.groups)),
+        ("stopped", f"{enforced.stopped:,} ({how})" if how else "0"),
+        ("drawn for an audit", number(enforced.drawn)),
+        ("late vetoes", number(enforced.late_vetoes)),
+        ("steps / tokens generated", f"{enforced.steps:,} / {number(enforced.known_tokens)}"),
+        ("tokens that arrived after a cut", number(enforced.overrun)),
+    ):
+        measured.add_row(name, value)
+    estimated = _rows("What its cuts were worth", "estimated from audits")
+    estimates = enforced.estimates
+    if estimates is None:
+        estimated.add_row("anything", "unknown: no would-be cut was audited")
+        return [measured, estimated]
+    for name, value in (
+        ("would-be cuts that ran on", number(estimates.audited)),
+        ("signal-bearing groups cut", _audited(estimates.false_cut_rate)),
+        ("cuts that are signal-bearing", _audited(estimates.wrong_cut_share)),
+        ("steps not generated, lossless", _estimated(estimates.lossless)),
+        ("steps not generated, lossy", _estimated(estimates.lossy)),
+    ):
+        estimated.add_row(name, value)
+    return [measured, estimated]
+
+
+def _answers(answers: AnswerTotals) -> Table:
+    shown = _rows("If one survivor answers", "measured")
+    shown.add_row("groups with two answers or more", number(answers.groups))
+    shown.add_row("survivor agrees, in the groups cut", rate(answers.in_cuts))
+    shown.add_row("survivor agrees, in all groups (base rate)", rate(answers.base))
+    shown.add_row("cut, and answered differently", rate(answers.risk))
+    return shown
+
+
+def _changes(baseline: str, changes: Sequence[Change]) -> Table:
+    shown = table(f"Against {baseline}", "quantity", "before", "now", "difference", "95% interval")
+    for change in changes:
+        difference, interval = words.change_text(change)
+        shown.add_row(
+            change.now.words,
+            words.value_text(change.before),
+            words.value_text(change.now),
+            difference,
+            interval,
+        )
+    return shown
+
+
+def _rows(title: str, what: str) -> Table:
+    shown = table(title, what, "value")
+    shown.columns[1].justify = "left"
+    shown.columns[1].no_wrap = False
+    return shown
+
+
+def _audited(value: AuditedRate | None) -> str:
+    if value is None:
+        return "unknown"
+    return f"{percent(value.value)} (95% {words.interval_text(value.interval, True)})"
+
+
+def _estimated(quantity: Quantity) -> str:
+    assert quantity.value is not None
+    return f"{quantity.value:,.0f} ({words.interval_text(quantity.interval, False)})"

@@ -1,0 +1,142 @@
+"""Enforcing runs: what was measured, and what only audits let one estimate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from selective_rollout.analysis.report.collect import ReportData, collect
+from selective_rollout.analysis.report.population import NamedGate
+from selective_rollout.analysis.report.words import caveats
+from selective_rollout.gate.audit import unthinned
+from selective_rollout.gate.config import GateConfig
+from selective_rollout.trace.recorder import Recorder
+from selective_rollout.trace.schema import GroupEndEvent, GroupEvent, RolloutEndEvent, StepEvent, UsageRecord
+from selective_rollout.types import Outcome, RolloutStatus
+
+LENGTH, CUT_AT = 5, 2
+
+
+def write(
+    recorder: Recorder,
+    group: str,
+    *,
+    fires: bool = False,
+    audit: bool = False,
+    rewards: tuple[float, float] = (0.0, 0.0),
+    outcome: Outcome = "drop",
+    late_veto: bool = False,
+) -> None:
+    """Write one enforced group of two as the engine does."""
+    cut = fires and not audit and not late_veto
+    recorder.write(GroupEvent(group=group, task_id=group, size=2, mode="enforce", audit=audit, gate="rule"))
+    for rollout in (0, 1):
+        action = "a" if fires else str(rollout)
+        for step in range(1, (CUT_AT if cut else LENGTH) + 1):
+            usage = UsageRecord(completion=3)
+            recorder.write(StepEvent(group=group, rollout=rollout, step=step, action=action, usage=usage))
+        status = RolloutStatus.CUT if cut else RolloutStatus.FINISHED
+        reward = None if cut else rewards[rollout]
+        recorder.write(RolloutEndEvent(group=group, rollout=rollout, status=status, reward=reward))
+    recorder.write(
+        GroupEndEvent(
+            group=group,
+            outcome=outcome if cut else None,
+            cut_at=CUT_AT if cut else None,
+            would_cut_at=CUT_AT if fires and not cut else None,
+            late_veto=late_veto,
+        )
+    )
+
+
+def collected(path: Path) -> ReportData:
+    return collect([path], [NamedGate("mine", GateConfig(start_step=CUT_AT, tau=0.3))])
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> ReportData:
+    """20 groups: 8 cut, 2 audited would-be cuts (one of them signal-bearing), 9 kept, 1 audited and kept."""
+    with Recorder(tmp_path / "t.jsonl") as recorder:
+        for i in range(8):
+            write(recorder, f"cut {i}", fires=True)
+        write(recorder, "audited zero", fires=True, audit=True)
+        write(recorder, "audited signal", fires=True, audit=True, rewards=(0.0, 1.0))
+        write(recorder, "audited kept", audit=True, rewards=(1.0, 1.0))
+        for i in range(9):
+            write(recorder, f"kept {i}", rewards=(0.0, 1.0))
+    return collected(tmp_path / "t.jsonl")
+
+
+def test_what_happened_is_counted(data: ReportData) -> None:
+    enforced = data.enforced
+    assert enforced is not None
+    assert (enforced.groups, enforced.stopped, enforced.drawn) == (20, 8, 3)
+    assert enforced.steps == 8 * 2 * CUT_AT + 12 * 2 * LENGTH
+    assert enforced.known_tokens == 3 * enforced.steps
+    assert enforced.rules == {"rule": 20}
+
+
+def test_audits_tell_both_rates_and_what_the_cuts_saved(data: ReportData) -> None:
+    assert data.enforced is not None
+    estimates = data.enforced.estimates
+    assert estimates is not None
+    assert (estimates.audited, estimates.audit_rate) == (2, 3 / 20)
+    assert estimates.wrong_cut_share is not None
+    assert estimates.wrong_cut_share.value == 0.5
+    assert estimates.false_cut_rate is not None
+    assert estimates.false_cut_rate.value == pytest.approx(unthinned(1 / 10, 3 / 20))
+    left = 2 * (LENGTH - CUT_AT)
+    assert estimates.lossless.value == 8 * left / 2
+    assert estimates.lossy.value == 8 * left / 2
+    assert estimates.lossless.interval is None, "two audits are too few"
+
+
+def test_shares_are_taken_over_audited_groups_only(data: ReportData) -> None:
+    assert data.basis == "untouched"
+    account = data.population.accounts[0]
+    assert (account.groups, account.right, account.wrong) == (3, 1, 1)
+    assert account.base_rate.value == pytest.approx(2 / 3)
+    assert any("observed and audited groups only" in text for text in caveats(data))
+
+
+def test_without_audits_nothing_is_estimated_and_the_selection_is_named(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "t.jsonl") as recorder:
+        write(recorder, "cut", fires=True)
+        write(recorder, "kept", rewards=(0.0, 1.0))
+    data = collected(tmp_path / "t.jsonl")
+    assert data.enforced is not None
+    assert data.enforced.estimates is None
+    assert data.basis == "kept"
+    assert any("they are a selection" in text for text in caveats(data))
+    assert data.to_dict()["enforced"]["estimated_from_audits"] is None  # type: ignore[index]
+
+
+def test_a_survivors_own_steps_are_not_saved(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "t.jsonl") as recorder:
+        write(recorder, "cut", fires=True, outcome="survivor")
+        write(recorder, "audited", fires=True, audit=True)
+    data = collected(tmp_path / "t.jsonl")
+    assert data.enforced is not None
+    assert data.enforced.estimates is not None
+    assert data.enforced.estimates.lossless.value == LENGTH - CUT_AT
+
+
+def test_a_late_veto_is_no_would_be_cut(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "t.jsonl") as recorder:
+        write(recorder, "vetoed", fires=True, late_veto=True, rewards=(0.0, 1.0))
+    data = collected(tmp_path / "t.jsonl")
+    assert data.enforced is not None
+    assert (data.enforced.late_vetoes, data.enforced.kept_signal) == (1, 1)
+    assert data.enforced.estimates is None
+
+
+def test_observed_groups_count_beside_enforced_ones(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "t.jsonl") as recorder:
+        write(recorder, "kept", rewards=(0.0, 1.0))
+        with recorder.group("observed", size=2) as log:
+            for index in (0, 1):
+                log.step(index, "a")
+                log.finish(index, reward=0.0)
+    data = collected(tmp_path / "t.jsonl")
+    assert (data.basis, data.population.groups) == ("untouched", 1)
