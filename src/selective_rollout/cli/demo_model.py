@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from contextlib import aclosing
 from pathlib import Path
 
 import click
@@ -14,16 +13,20 @@ from selective_rollout.analysis.accounting import Accounting
 from selective_rollout.analysis.curve import GroupLine, distance_curve
 from selective_rollout.analysis.plots import plot_distances
 from selective_rollout.cli.console import number, progress, stdout, table
-from selective_rollout.engine.batch import run_groups
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.outcome import GroupOutcome
-from selective_rollout.engine.runner import Workshop
-from selective_rollout.env import HouseholdEnvironment, household_tasks
+from selective_rollout.engine.runner import run_group
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.policy.endpoint import Endpoint
 from selective_rollout.rewards import group_label
 from selective_rollout.testing.local_model import LocalModel
-from selective_rollout.testing.small_agent import SMALL_AGENT_SAMPLING, small_agent_opening
+from selective_rollout.testing.small_agent import (
+    SMALL_AGENT_SAMPLING,
+    SMALL_AGENT_TEMPLATE,
+    FindEnvironment,
+    find_tasks,
+    small_agent_opening,
+)
 from selective_rollout.trace.recorder import Recorder
 
 GROUP_SIZE, MAX_STEPS = 4, 6
@@ -40,7 +43,7 @@ def show_real_model(folder: Path, count: int, seed: int, *, quiet: bool) -> dict
         PrerequisiteError: no weights, or no `llm` extra.
     """
     began = time.monotonic()
-    with LocalModel(slots=GROUP_SIZE) as model:
+    with LocalModel(slots=GROUP_SIZE, context_per_slot=512, chat_template=SMALL_AGENT_TEMPLATE) as model:
         outcomes = asyncio.run(_roll_out(model, folder / "real-model.jsonl", count, seed))
         name = model.model
     seconds = time.monotonic() - began
@@ -68,11 +71,19 @@ async def _roll_out(model: LocalModel, path: Path, count: int, seed: int) -> lis
     )
     outcomes: list[GroupOutcome] = []
     with Recorder(path, metadata={"model": model.model}) as recorder, progress("real model", count) as bar:
-        shop = Workshop(policy, HouseholdEnvironment, RULE, config, recorder, small_agent_opening)
-        async with aclosing(run_groups(household_tasks(count, seed), shop)) as groups:
-            async for outcome in groups:
-                outcomes.append(outcome)
-                bar.advance()
+        for task in find_tasks(count, seed):  # one group at a time: the server keeps one history per slot
+            outcomes.append(
+                await run_group(
+                    task,
+                    policy=policy,
+                    environment=FindEnvironment,
+                    gate=RULE,
+                    config=config,
+                    recorder=recorder,
+                    opening=small_agent_opening,
+                )
+            )
+            bar.advance()
     await policy.aclose()
     return outcomes
 
@@ -88,8 +99,8 @@ def _print(
 ) -> None:
     click.echo(
         f"\n4. A real model on this CPU: {len(outcomes)} groups of {GROUP_SIZE} x at most {MAX_STEPS} steps, "
-        f"{seconds:.0f} s\n   with {name}. It is far too small for the task: where its rollouts agree,\n"
-        "   they loop together rather than succeed.\n"
+        f"{seconds:.0f} s\n   with {name}, told to find an object. It is very small: where its\n"
+        "   rollouts agree they mostly loop together rather than succeed.\n"
     )
     shown = table(
         "Observed, check at step 3, tau 0.12", "group", "distance at 3", "rewards", "the gate would"

@@ -1,0 +1,222 @@
+"""One group while it runs: its gate, its trace, who is held, and what came of it.
+
+A `Desk` is used on its `GroupLoop` only; a `Seat` is a rollout's way to it, from any thread or loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from langchain_core.messages import AnyMessage
+
+from selective_rollout.engine.config import RunConfig
+from selective_rollout.engine.hold import GateControl
+from selective_rollout.engine.ledger import Ledger
+from selective_rollout.engine.outcome import GroupOutcome
+from selective_rollout.engine.survivor import survivor_order
+from selective_rollout.engine.vote import plurality
+from selective_rollout.errors import GroupError
+from selective_rollout.gate.group import GroupGate
+from selective_rollout.integrations.langchain.loop import GroupLoop
+from selective_rollout.integrations.langchain.member import Member
+from selective_rollout.integrations.langchain.messages import (
+    is_interrupted,
+    last_turn,
+    messages_in,
+    reply_before,
+)
+from selective_rollout.trace.group_log import GroupLog
+from selective_rollout.types import Group, RolloutStatus
+
+
+class Desk:
+    """Keeps one group.
+
+    Args:
+        gate: the group's gate.
+        log: writes its trace.
+        config: how it is run.
+        task_id: the independent unit of statistics.
+        metadata: declared facts.
+        audited: a would-be cut of this group runs on.
+        has_answers: whether the caller reads the answers out of what the runs return.
+    """
+
+    def __init__(
+        self,
+        gate: GroupGate,
+        log: GroupLog,
+        config: RunConfig,
+        *,
+        task_id: str,
+        metadata: Mapping[str, Any],
+        audited: bool,
+        has_answers: bool,
+    ) -> None:
+        self._gate = gate
+        self._log = log
+        self._task_id = task_id
+        self._metadata = metadata
+        self._audited = audited
+        self._has_answers = has_answers
+        self._control = GateControl(
+            gate,
+            hold=config.hold_for(gate.config.outcome),
+            enforce=config.mode == "enforce" and not audited,
+            on_stop=lambda rollout: self._members[rollout].stop(),
+            timeout_s=config.hold_timeout_s,
+        )
+        self._members = [Member(i, log, self._control, config.actions) for i in range(gate.size)]
+
+    def begin(self, rollout: int) -> None:
+        """A run of the rollout starts, or goes on after an interrupt.
+
+        Raises:
+            GroupError: there is no such rollout, it is under way, or it has ended.
+        """
+        if not 0 <= rollout < len(self._members):
+            raise GroupError(
+                f"{self._name} has rollouts 0 to {self._gate.size - 1}, and no rollout {rollout}"
+            )
+        member = self._members[rollout]
+        if member.seated or member.status is not RolloutStatus.RUNNING:
+            state = "is already running" if member.seated else "has already ended"
+            raise GroupError(f"rollout {rollout} of {self._name} {state}: run each rollout once")
+        member.seated, member.interrupted = True, False
+
+    async def hear(self, rollout: int, messages: Sequence[AnyMessage]) -> bool:
+        """Take in the model's last message, and wait for leave to run the tools it calls."""
+        turn = last_turn(messages)
+        if turn is None:
+            return True
+        message, reply, waiting = turn
+        self._members[rollout].hear(message, reply, calls_tools=bool(waiting))
+        return not waiting or await self.permit(rollout, messages)
+
+    async def permit(self, rollout: int, messages: Sequence[AnyMessage]) -> bool:
+        """Wait for leave to go on from here."""
+        return await self._members[rollout].permit(reply_before(messages, len(messages)))
+
+    def returned(self, rollout: int, result: object, answer: str | None) -> None:
+        """A run came to its end, or waits for a human."""
+        member = self._members[rollout]
+        member.seated = False
+        if is_interrupted(result):
+            self.interrupted(rollout)
+        else:
+            member.finish(messages_in(result), answer, answer_given=self._has_answers)
+
+    def failed(self, rollout: int, kind: str, message: str) -> None:
+        """A run broke."""
+        self._members[rollout].seated = False
+        self._members[rollout].fail(kind, message)
+
+    def interrupted(self, rollout: int) -> None:
+        """A run waits for a human: nobody else waits for it.
+
+        Before a cut the gate is off for the group from here on. A survivor counts as having answered, so the
+        parked members are stopped; its answer still counts once it is resumed.
+        """
+        member = self._members[rollout]
+        member.seated, member.interrupted = False, True
+        if member.status is not RolloutStatus.RUNNING:
+            return
+        if self._control.verdict().survivor == rollout:
+            self._control.ended(rollout, failed=False, answer=None)
+        elif self._gate.next_check is not None:
+            self._control.note(self._gate.disable())
+
+    def score(self, rollout: int, reward: object) -> None:
+        """Take in the reward of a rollout that has ended.
+
+        Raises:
+            GroupError: it has not.
+            RewardError: the reward is no number.
+        """
+        member = self._members[rollout]
+        if not member.status.ended_normally:
+            raise GroupError(
+                f"rollout {rollout} of {self._name} is {member.status.value}: "
+                "only rollouts that ended normally have a reward"
+            )
+        member.reward = self._log.reward(rollout, reward)
+
+    def close(self) -> GroupOutcome:
+        """Fail what has not ended, and say what came of the group."""
+        out = [member for member in self._members if member.status is RolloutStatus.RUNNING]
+        if out and self._gate.next_check is not None:
+            self._control.note(self._gate.disable())
+        for member in out:
+            kind, text = ("interrupted", "waits for a human") if member.interrupted else _LEFT[member.seated]
+            member.fail(kind, text)
+        return self._outcome()
+
+    def _outcome(self) -> GroupOutcome:
+        verdict, fired = self._control.verdict(), self._gate.fired
+        survivor = verdict.survivor
+        if survivor is not None and self._members[survivor].status is RolloutStatus.CUT:
+            survivor = None  # next in order after one that broke, but closed while that one was interrupted
+        ledger = Ledger()
+        for member in self._members:
+            ledger.merge(member.ledger)
+        return GroupOutcome(
+            group=Group(
+                id=self._gate.group_id,
+                size=self._gate.size,
+                rollouts=tuple(member.rollout for member in self._members),
+                task_id=self._task_id,
+                metadata=self._metadata,
+            ),
+            decisions=self._gate.checks,
+            ledger=ledger,
+            cut_as=self._gate.config.outcome if verdict.stopped else None,
+            cut_at=verdict.cut_at,
+            would_cut_at=fired.step if fired is not None and verdict.cut_at is None else None,
+            audited=self._audited,
+            late_veto=verdict.late_veto,
+            survivor=survivor,
+            answer=verdict.answer if verdict.stopped else self._full_vote(),
+        )
+
+    def _full_vote(self) -> str | None:
+        """The answer of a group that ran to its end: the vote at inference, none in training."""
+        if self._gate.config.outcome == "drop":
+            return None
+        answers = {member.index: member.answer for member in self._members if member.answer is not None}
+        return plurality(answers, survivor_order(self._gate.group_id, self._gate.size))
+
+    @property
+    def _name(self) -> str:
+        return f"group {self._gate.group_id!r}"
+
+
+_LEFT: Final = {
+    False: ("not_run", "the group was left before this rollout was run"),
+    True: ("left", "the group was left while this rollout was running"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One rollout's place in its group, as its agent's middleware finds it."""
+
+    desk: Desk
+    loop: GroupLoop
+    rollout: int
+
+    def hear(self, messages: Sequence[AnyMessage]) -> Future[bool] | None:
+        """Tell of the model's last message; the future says whether its tools may run. None: group over."""
+        return self.loop.submit(partial(self.desk.hear, self.rollout, messages))
+
+    def permit(self, messages: Sequence[AnyMessage]) -> Future[bool] | None:
+        """Ask for leave to call the model; None: the group is over."""
+        return self.loop.submit(partial(self.desk.permit, self.rollout, messages))
+
+
+SEAT: Final[ContextVar[Seat | None]] = ContextVar("selective_rollout_seat", default=None)
+"""The rollout that the current task or thread belongs to."""

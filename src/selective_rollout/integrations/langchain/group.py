@@ -1,0 +1,304 @@
+"""`gated_group`: G runs of one agent as a group."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+import warnings
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar
+
+from langgraph.errors import GraphBubbleUp
+
+from selective_rollout.actions import DEFAULT_OPTIONS, ActionOptions
+from selective_rollout.draws import stable_fraction
+from selective_rollout.engine.batch import UncertifiedGateWarning
+from selective_rollout.engine.config import RunConfig
+from selective_rollout.engine.outcome import GroupOutcome
+from selective_rollout.errors import ConfigError, GroupError
+from selective_rollout.gate.config import GateConfig
+from selective_rollout.gate.group import GroupGate
+from selective_rollout.integrations.langchain.desk import SEAT, Desk, Seat
+from selective_rollout.integrations.langchain.loop import GroupLoop
+from selective_rollout.integrations.langchain.messages import is_interrupted
+from selective_rollout.trace.group_log import GroupLog
+from selective_rollout.trace.recorder import Recorder
+from selective_rollout.trace.schema import Event
+from selective_rollout.types import Hold, Mode, SamplingInfo
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def gated_group(
+    gate: GateConfig,
+    size: int = 8,
+    *,
+    mode: Mode = "observe",
+    hold: Hold | None = None,
+    hold_timeout_s: float = 120.0,
+    audit_rate: float = 0.0,
+    seed: int = 0,
+    group_id: str | None = None,
+    task_id: str | None = None,
+    sampling: Sequence[SamplingInfo] | None = None,
+    history: Sequence[float] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    actions: ActionOptions = DEFAULT_OPTIONS,
+    answer_fn: Callable[[Any], str | None] | None = None,
+    recorder: Recorder | None = None,
+    certified: bool = False,
+) -> GatedGroup:
+    """Open a group for the runs of an agent that carries `GroupGateMiddleware`.
+
+    The block is entered by `async with` for runs that are coroutines (`run`), or by `with` for runs in
+    threads (`call`; one thread per rollout, since a held one keeps its own). `outcome` is there once it is
+    left.
+
+    Args:
+        gate: the decision rule; its outcome is drop or survivor.
+        size: rollouts of the group.
+        mode: observe: record what the gate would do. enforce: carry it out.
+        hold: who waits at a check for the slower ones; None: `all` for drop, `followers` for survivor.
+        hold_timeout_s: a longer hold releases everybody and switches the gate off for the group.
+        audit_rate: share of groups, drawn by id, whose would-be cut runs on.
+        seed: base of that draw.
+        group_id: explicit identity, from which the survivor is drawn; random by default.
+        task_id: the independent unit of statistics; the group id by default.
+        sampling: declared sampling facts, one per rollout, for the `identical_sampling` veto.
+        history: the prompt's earlier rewards, for a rule with `history_mixed`.
+        metadata: declared facts for the trace.
+        actions: what counts as the same action.
+        answer_fn: reads the answer out of what a run returned; None: `actions.default_answer` of the agent's
+            last text, or, if that is empty, its structured response as the model wrote it.
+        recorder: where to write the trace.
+        certified: the rule comes with an accepted certificate; without, enforcing it warns.
+
+    Raises:
+        ConfigError: a setting is out of range, or the rule asks for what no middleware can do.
+    """
+    if gate.outcome == "vote":
+        raise ConfigError("gate.outcome must be drop or survivor in a gated_group, not vote")
+    if gate.score is not None:
+        raise ConfigError(
+            "gate.score reads what the tools answered, and a gated_group decides before they run: "
+            "use a rule without a score"
+        )
+    config = RunConfig(
+        group_size=size,
+        mode=mode,
+        hold=hold,
+        audit_rate=audit_rate,
+        hold_timeout_s=hold_timeout_s,
+        seed=seed,
+        actions=actions,
+    )
+    if mode == "enforce" and not certified:
+        warnings.warn(
+            "enforcing a gate without a certificate: nothing bounds how many signal-bearing groups it stops",
+            UncertifiedGateWarning,
+            stacklevel=2,
+        )
+    group_id = group_id or uuid.uuid4().hex
+    return GatedGroup(
+        GroupGate(gate, size, group_id=group_id, sampling=sampling, history=history),
+        config,
+        task_id=task_id or group_id,
+        sampling=sampling,
+        history=history,
+        metadata=metadata,
+        answer_fn=answer_fn,
+        recorder=recorder,
+    )
+
+
+@dataclass(slots=True)
+class _Run:
+    """What one run returned, on its way out of the block that watches it."""
+
+    result: Any = None
+
+
+class GatedGroup:
+    """A group that is open, made by `gated_group`; for one use."""
+
+    def __init__(
+        self,
+        gate: GroupGate,
+        config: RunConfig,
+        *,
+        task_id: str,
+        sampling: Sequence[SamplingInfo] | None,
+        history: Sequence[float] | None,
+        metadata: Mapping[str, Any] | None,
+        answer_fn: Callable[[Any], str | None] | None,
+        recorder: Recorder | None,
+    ) -> None:
+        self.id = gate.group_id
+        self._answer_fn = answer_fn
+        self._outcome: GroupOutcome | None = None
+        self._loop: GroupLoop | None = None
+        self._log = GroupLog(
+            recorder.write if recorder is not None else _discard,
+            gate.group_id,
+            gate=gate,
+            record_observations=recorder is not None and recorder.record_observations,
+            record_completions=recorder is not None and recorder.record_completions,
+        )
+        enforced = config.mode == "enforce"
+        audited = enforced and stable_fraction("audit", config.seed, gate.group_id) < config.audit_rate
+        self._desk = Desk(
+            gate,
+            self._log,
+            config,
+            task_id=task_id,
+            metadata=metadata or {},
+            audited=audited,
+            has_answers=answer_fn is not None,
+        )
+        self._begin = partial(
+            self._log.begin,
+            size=gate.size,
+            task_id=task_id,
+            mode=config.mode,
+            sampling=sampling,
+            history=history if gate.config.history_mixed else None,
+            audit=audited if enforced else None,
+            metadata=metadata,
+        )
+
+    async def run(self, rollout: int, work: Coroutine[Any, Any, T]) -> T | None:
+        """Run one rollout.
+
+        Args:
+            rollout: 0-based index.
+            work: the agent's run that has not started yet, such as `agent.ainvoke(question)`. A run that was
+                interrupted for a human goes on in a second call, with `Command(resume=...)`.
+
+        Returns:
+            What the run returned; None if it broke, which the outcome tells as data.
+
+        Raises:
+            GroupError: the group is not open, or the rollout unknown, under way or over.
+        """
+        if not asyncio.iscoroutine(work):
+            raise GroupError(
+                f"group {self.id!r}: run takes a coroutine that has not started, such as "
+                f"agent.ainvoke(...), not {type(work).__name__}; it would not know its group"
+            )
+        try:
+            with self._watched(rollout) as run:
+                run.result = await work
+            return run.result  # type: ignore[no-any-return]
+        finally:
+            work.close()  # no warning about one that was refused
+
+    def call(self, rollout: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Run one rollout in this thread: `group.call(i, agent.invoke, question)`; see `run`.
+
+        Raises:
+            GroupError: the group is not open, or the rollout unknown, under way or over.
+        """
+        with self._watched(rollout) as run:
+            run.result = work(*args, **kwargs)
+        return run.result  # type: ignore[no-any-return]
+
+    def score(self, rollout: int, reward: object) -> None:
+        """Record the reward of a rollout that has ended; see `rewards.parse_reward`.
+
+        Raises:
+            GroupError: the rollout has not ended normally, or the group is not open.
+            RewardError: the reward is no number.
+        """
+        self._open_loop().call(partial(self._desk.score, rollout, reward))
+
+    @property
+    def outcome(self) -> GroupOutcome:
+        """What came of the group.
+
+        Raises:
+            GroupError: its block has not been left.
+        """
+        if self._outcome is None:
+            raise GroupError(f"group {self.id!r} has no outcome before its block is left")
+        return self._outcome
+
+    def __enter__(self) -> Self:
+        if self._loop is not None:
+            raise GroupError(f"group {self.id!r} was opened before: make a new one with gated_group")
+        self._begin()
+        self._loop = GroupLoop()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        loop = self._open_loop()
+        try:
+            self._outcome = loop.call(partial(self._end, error))
+        finally:
+            loop.close()
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+    def _end(self, error: BaseException | None) -> GroupOutcome:
+        """Close the desk; a block left by Ctrl-C or a cancellation stays unfinished in the trace."""
+        outcome = self._desk.close()
+        if error is None or isinstance(error, Exception):
+            self._log.end(
+                outcome=outcome.cut_as,
+                cut_at=outcome.cut_at,
+                survivor=outcome.survivor,
+                answer=outcome.answer,
+                late_veto=outcome.late_veto,
+                error=f"{type(error).__name__}: {error}" if error is not None else None,
+            )
+        return outcome
+
+    @contextmanager
+    def _watched(self, rollout: int) -> Iterator[_Run]:
+        """Give the run its seat, and tell the desk how it ended. Only failures end here."""
+        loop, desk, run = self._open_loop(), self._desk, _Run()
+        loop.call(partial(desk.begin, rollout))
+        token = SEAT.set(Seat(desk, loop, rollout))
+        try:
+            yield run
+            answer = self._read_answer(run.result)
+        except GraphBubbleUp:  # how LangGraph interrupts a graph that runs inside another one
+            loop.call(partial(desk.interrupted, rollout))
+            raise
+        except Exception as error:
+            kind = "timeout" if isinstance(error, TimeoutError) else "error"
+            loop.call(partial(desk.failed, rollout, kind, f"{type(error).__name__}: {error}"))
+        except BaseException as error:
+            loop.call(partial(desk.failed, rollout, "cancelled", type(error).__name__))
+            raise
+        else:
+            loop.call(partial(desk.returned, rollout, run.result, answer))
+        finally:
+            SEAT.reset(token)
+
+    def _read_answer(self, result: Any) -> str | None:
+        """What the user's own function reads; it is not shown runs that wait for a human."""
+        if self._answer_fn is None or is_interrupted(result):
+            return None
+        return self._answer_fn(result)
+
+    def _open_loop(self) -> GroupLoop:
+        if self._loop is None or self._loop.closed:
+            raise GroupError(f"group {self.id!r} is not open: use it inside its with block")
+        return self._loop
+
+
+def _discard(event: Event) -> None:
+    """Without a recorder the events go nowhere."""

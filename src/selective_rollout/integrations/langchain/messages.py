@@ -1,0 +1,140 @@
+"""What LangChain messages say: the action, its tokens, the calls still out, and the reply to a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from langchain_core.messages import AIMessage, AIMessageChunk, AnyMessage, ToolMessage
+
+from selective_rollout.actions import DEFAULT_OPTIONS, ActionOptions, from_message
+from selective_rollout.types import Usage
+
+_STOPPED: Final = "Not run: the gate stopped this rollout's group."
+_SHOWN_BLOCKS: Final = ("text", "server_tool_call")
+_LENGTH: Final = ("length", "max_tokens", "MAX_TOKENS")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the tools of one step answered."""
+
+    text: str | None = None
+    """None: no tool answered."""
+    is_error: bool | None = None
+
+
+def action_of(message: AIMessage, options: ActionOptions = DEFAULT_OPTIONS) -> str:
+    """Return the canonical action of a message; see `actions.from_message`.
+
+    Two things LangChain alone knows are added. Tools that ran on the provider's server are read from
+    `content_blocks`, the one spelling that all providers share. The arguments of an `AIMessageChunk` are read
+    as they were written: its `tool_calls` are a guess at unfinished JSON, so that a call cut off halfway
+    would look like one with fewer arguments.
+    """
+    calls: Sequence[Any] = message.tool_calls
+    invalid: Sequence[Any] = message.invalid_tool_calls
+    if isinstance(message, AIMessageChunk) and message.tool_call_chunks:
+        calls, invalid = message.tool_call_chunks, ()
+    plain = {
+        "role": "assistant",
+        "content": _content(message),
+        "tool_calls": calls,
+        "invalid_tool_calls": invalid,
+        "additional_kwargs": message.additional_kwargs,
+    }
+    return from_message(plain, options)
+
+
+def usage_of(message: AIMessage) -> Usage:
+    """Return the tokens of the request that a message came from; unknown stays None.
+
+    Of several samples (`n` > 1) each message repeats the request's total: take it from one of them. Messages
+    streamed from an endpoint of one's own carry none, unless the model was made with `stream_usage=True`.
+    """
+    told = message.usage_metadata
+    if told is None:
+        return Usage()
+    return Usage(
+        prompt=told.get("input_tokens"),
+        cached=(told.get("input_token_details") or {}).get("cache_read"),
+        completion=told.get("output_tokens"),
+        reasoning=(told.get("output_token_details") or {}).get("reasoning"),
+        source="server",
+    )
+
+
+def finish_reason_of(message: AIMessage) -> str | None:
+    """Return why the provider says that the message ended."""
+    told = message.response_metadata
+    reason = told.get("finish_reason") or told.get("stop_reason")
+    return reason if isinstance(reason, str) else None
+
+
+def is_cut_off(message: AIMessage) -> bool:
+    """Tell whether the message ran into its token limit, so that it holds no trustworthy action."""
+    return finish_reason_of(message) in _LENGTH
+
+
+def last_turn(messages: Sequence[AnyMessage]) -> tuple[AIMessage, Reply, list[str]] | None:
+    """Return the model's last message, the reply to the step before it, and its calls still out, by id."""
+    place = next((p for p in reversed(range(len(messages))) if isinstance(messages[p], AIMessage)), None)
+    if place is None:
+        return None
+    message = messages[place]
+    assert isinstance(message, AIMessage)
+    answered = {later.tool_call_id for later in messages[place:] if isinstance(later, ToolMessage)}
+    waiting = [call["id"] or "" for call in message.tool_calls if call["id"] not in answered]
+    return message, reply_before(messages, place), waiting
+
+
+def reply_before(messages: Sequence[AnyMessage], place: int) -> Reply:
+    """Return the tool messages that stand right before a place, as one reply."""
+    start = place
+    while start > 0 and isinstance(messages[start - 1], ToolMessage):
+        start -= 1
+    told = [message for message in messages[start:place] if isinstance(message, ToolMessage)]
+    if not told:
+        return Reply()
+    return Reply(
+        "\n".join(str(message.text) for message in told), any(message.status == "error" for message in told)
+    )
+
+
+def refusals(messages: Sequence[AnyMessage]) -> list[ToolMessage]:
+    """Return one error message for each call of the last turn that has no answer.
+
+    Calls with broken arguments are answered too: a history that is sent on shows them as calls.
+    """
+    turn = last_turn(messages)
+    if turn is None:
+        return []
+    answered = {message.tool_call_id for message in messages if isinstance(message, ToolMessage)}
+    calls = [*turn[0].tool_calls, *turn[0].invalid_tool_calls]
+    return [
+        ToolMessage(_STOPPED, tool_call_id=call["id"] or "", name=call["name"], status="error")
+        for call in calls
+        if call["id"] not in answered
+    ]
+
+
+def messages_in(result: object) -> Sequence[AnyMessage]:
+    """Return the messages of an agent's final state; empty if it is something else."""
+    state = getattr(result, "value", result)
+    messages = state.get("messages") if isinstance(state, Mapping) else None
+    return messages if isinstance(messages, Sequence) else ()
+
+
+def is_interrupted(result: object) -> bool:
+    """Tell whether a run returned because it waits for a human."""
+    waiting = result.get("__interrupt__") if isinstance(result, Mapping) else None
+    return bool(waiting or getattr(result, "interrupts", None))
+
+
+def _content(message: AIMessage) -> Any:
+    """Return text, or the blocks that count: those of text and of tools that ran on the server."""
+    blocks = [block for block in message.content_blocks if block["type"] in _SHOWN_BLOCKS]
+    if any(block["type"] == "server_tool_call" for block in blocks):
+        return blocks
+    return message.content
