@@ -108,11 +108,7 @@ def from_transport(error: BaseException, endpoint: Endpoint) -> Failure:
     else:
         said = next((str(link) for link in reversed(chain) if str(link)), type(error).__name__)
         text = f"{url}: the connection broke: {endpoint.redact(one_line(said))}"
-    # A server that drops an idle connection ends it or resets it, whichever the client meets first.
-    unanswered = any(
-        "without sending a response" in str(link) or isinstance(link, (ConnectionResetError, BrokenPipeError))
-        for link in chain
-    )
+    unanswered = any("without sending a response" in str(link) for link in chain)
     return Failure("connection", text, unanswered=unanswered)
 
 
