@@ -30,6 +30,10 @@ EXPECTED = {
         "7 inferred; 28 requests of at most 56",
         "answered 140 requests",
     ],
+    "vote_over_my_agent.py": [
+        "'the desk': {'the desk': 1} cast, 7 inferred",
+        "28 model calls of at most 56",
+    ],
     "vllm_endpoint.py": [
         "household-standard-0-5: distance 0.000, cut at step 6; answer 'nursery shelf'",
         "kept: distance",

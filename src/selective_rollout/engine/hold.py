@@ -169,8 +169,10 @@ class GateControl:
         self._answered = self._survivor is None or self._members[self._survivor].ended
 
     async def _change_within(self, seconds: float) -> bool:
+        # Not wait_for: on Python 3.11 it drops a cancellation that comes in the same turn as the wake-up.
         try:
-            await asyncio.wait_for(self._changed.wait(), timeout=max(0.0, seconds))
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self._changed.wait()
         except TimeoutError:
             return False
         return True

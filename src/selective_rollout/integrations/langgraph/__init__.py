@@ -5,6 +5,11 @@
     result = GroupResult.from_state(state)
 
 The state is plain data, typed here for reading. Policies and environments live outside it, for one run each.
+
+    runner = GroupRunner(my_agent)  # any compiled graph, or a factory of one per rollout
+    result = runner.invoke({"messages": [("user", "...")]})
+
+`GroupRunner` leaves the agent as it is and drives G copies of it.
 """
 
 from __future__ import annotations
@@ -16,8 +21,11 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtraError("langgraph", "langgraph") from error
 
+from selective_rollout.integrations.langgraph.agent_group import Aggregate
+from selective_rollout.integrations.langgraph.agent_result import AgentGroupResult, GroupEvent
 from selective_rollout.integrations.langgraph.graph import GroupGraph, build_graph
 from selective_rollout.integrations.langgraph.result import GroupResult
+from selective_rollout.integrations.langgraph.runner import GroupRunner
 from selective_rollout.integrations.langgraph.session import PolicyFactory
 from selective_rollout.integrations.langgraph.settings import GroupContext
 from selective_rollout.integrations.langgraph.state import (
@@ -28,17 +36,26 @@ from selective_rollout.integrations.langgraph.state import (
     StepState,
     Verdict,
 )
+from selective_rollout.integrations.langgraph.threads import AgentFactory
+from selective_rollout.integrations.langgraph.watch import IdenticalSamplingWarning, UnknownUsageWarning
 
 __all__ = [
+    "AgentFactory",
+    "AgentGroupResult",
+    "Aggregate",
     "GroupContext",
+    "GroupEvent",
     "GroupGraph",
     "GroupInput",
     "GroupResult",
+    "GroupRunner",
     "GroupState",
     "GroupStatus",
+    "IdenticalSamplingWarning",
     "PolicyFactory",
     "RolloutState",
     "StepState",
+    "UnknownUsageWarning",
     "Verdict",
     "build_graph",
 ]

@@ -1,0 +1,148 @@
+"""What an agent's messages say: its actions, the replies to them, and the tokens they took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from selective_rollout.actions import ActionOptions, RawAction, RawCall, canonicalise
+from selective_rollout.errors import ConfigError
+from selective_rollout.types import Usage
+
+_CUT_OFF: Final = ("length", "max_tokens", "MAX_TOKENS", "max_output_tokens")
+"""What providers report for a message that ran into its token limit."""
+
+
+class Conversation:
+    """Tells the new messages of a growing state from those that were there before.
+
+    States repeat all messages at every superstep, and middleware rewrites some in place, so a message is
+    known by its id; one without an id by the object that it is.
+
+    Args:
+        known: messages that belong to nobody's step, such as those of the input.
+    """
+
+    def __init__(self, known: Iterable[Any] = ()) -> None:
+        self._ids: set[str] = set()
+        self._objects: dict[int, Any] = {}
+        self.new(known)
+
+    def new(self, messages: Iterable[Any]) -> list[Any]:
+        """Those not seen before, in order; they count as seen from here on."""
+        return [message for message in messages if self._is_new(message)]
+
+    def _is_new(self, message: Any) -> bool:
+        name = field(message, "id")
+        if isinstance(name, str) and name:
+            is_new = name not in self._ids
+            self._ids.add(name)
+            return is_new
+        is_new = id(message) not in self._objects
+        self._objects[id(message)] = message  # kept, so that its id is not given to another one
+        return is_new
+
+
+def field(source: Any, name: str) -> Any:
+    """A field of a mapping or an object; None if it has none."""
+    return source.get(name) if isinstance(source, Mapping) else getattr(source, name, None)
+
+
+def messages_of(state: Any, key: str) -> Sequence[Any]:
+    """The messages in a graph's state (a dict, dataclass or pydantic model); empty before there are any.
+
+    Raises:
+        ConfigError: what stands under the key is no list.
+    """
+    messages = field(state, key)
+    if messages is None:
+        return ()
+    if not isinstance(messages, list | tuple):
+        raise ConfigError(f"the agent's state holds {type(messages).__name__} under {key!r}, not messages")
+    return messages
+
+
+def text_of(message: Any) -> str:
+    """A message's text: its text blocks joined, and the value of `text` where a content holds none."""
+    content = field(message, "content")
+    if isinstance(content, str):
+        return content
+    blocks = content if isinstance(content, list | tuple) else ()
+    texts = (block if isinstance(block, str) else field(block, "text") for block in blocks)
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def acts(action: RawAction, options: ActionOptions) -> bool:
+    """Whether a message certainly asks for something to be done, and is not prose that may end a rollout."""
+    declared = options.pattern is not None or options.extract is not None
+    return bool(action.calls) or (declared and bool(action.text))
+
+
+def final_action(answer: str | None, options: ActionOptions) -> str:
+    """The canonical action of a rollout's own end: equal for equal answers, however they are worded."""
+    args = {} if answer is None else {"answer": answer}
+    return canonicalise(RawAction(calls=(RawCall("final", args),)), options)
+
+
+def message_usage(message: Any) -> Usage:
+    """Tokens of the request behind an assistant message; unknown, not 0, where it carries none."""
+    counts = field(message, "usage_metadata")
+    if not isinstance(counts, Mapping):
+        return Usage()
+    prompt, completion = counts.get("input_tokens"), counts.get("output_tokens")
+    if prompt is None and completion is None:
+        return Usage()
+    return Usage(
+        prompt=prompt,
+        cached=(counts.get("input_token_details") or {}).get("cache_read"),
+        completion=completion,
+        reasoning=(counts.get("output_token_details") or {}).get("reasoning"),
+        source="server",
+    )
+
+
+def response_id(message: Any) -> str | None:
+    """The server's id of the response that a message came in."""
+    name = (field(message, "response_metadata") or {}).get("id")
+    return name if isinstance(name, str) and name else None
+
+
+def finish_reason(message: Any) -> str | None:
+    """Why the model stopped writing, as its server reported it."""
+    metadata = field(message, "response_metadata") or {}
+    reason = metadata.get("finish_reason") or metadata.get("stop_reason")
+    return reason if isinstance(reason, str) else None
+
+
+def is_cut_off(message: Any) -> bool:
+    """Whether a message ran into its token limit."""
+    return finish_reason(message) in _CUT_OFF
+
+
+def reply_of(messages: Sequence[Any]) -> tuple[str | None, bool | None]:
+    """What the world said to an action, and whether that was an error (None: nobody said).
+
+    Args:
+        messages: what followed the action, up to the model's next message.
+    """
+    if not messages:
+        return None, None
+    statuses = [field(message, "status") for message in messages if field(message, "tool_call_id")]
+    return "\n".join(map(text_of, messages)), "error" in statuses if statuses else None
+
+
+def unanswered_calls(messages: Sequence[Any]) -> list[Mapping[str, Any]]:
+    """Tool calls of the newest assistant message that no tool message answers.
+
+    Returns:
+        The calls as the message holds them, in order; none if something other than tool messages follows,
+        since no reply could be put in its place.
+    """
+    answered: set[Any] = set()
+    for message in reversed(messages):
+        if field(message, "tool_call_id"):
+            answered.add(field(message, "tool_call_id"))
+            continue
+        calls = [*(field(message, "tool_calls") or ()), *(field(message, "invalid_tool_calls") or ())]
+        return [call for call in calls if call.get("id") and call["id"] not in answered]
+    return []
