@@ -215,9 +215,7 @@ class TestResume:
     async def test_a_context_that_contradicts_the_group_is_refused(self) -> None:
         graph = graph_of(Crashing(rollout=2, step=2), environment=Room)
         await crashed(graph)
-        with pytest.raises(
-            ConfigError, match="tau 0.3 differs from the 0.12 that group 't1' was"
-        ):
+        with pytest.raises(ConfigError, match="tau 0.3 differs from the 0.12 that group 't1' was"):
             await graph.ainvoke(None, THREAD, context={"tau": 0.3})
         state = await graph.ainvoke(None, THREAD, context={"tau": 0.12})
         assert state["verdict"]["cut_at"] == 3

@@ -120,16 +120,23 @@ def _check(
         )
     if history is None and gate.score is not None and gate.score.reads_history:
         raise ConfigError("the gate's score reads the prompts' earlier rewards: pass a PromptHistory")
+    warn_about(gate, config, certified)
+
+
+def warn_about(gate: GateConfig, config: RunConfig, certified: bool) -> None:
+    """Say what a rule cannot do, and that nothing bounds the harm of one that is enforced."""
     if config.max_steps < gate.start_step:
         warnings.warn(
             f"max_steps {config.max_steps} is below start_step {gate.start_step}: this gate can never fire",
-            stacklevel=3,
+            stacklevel=2,
         )
-    if config.mode == "enforce" and gate.outcome != "vote" and not certified:
+    elif gate.tau == 0:
+        warnings.warn("tau is 0, and no distance is below 0: this gate can never fire", stacklevel=2)
+    elif config.mode == "enforce" and gate.outcome != "vote" and not certified:
         warnings.warn(
             "enforcing a gate without a certificate: nothing bounds how many signal-bearing groups it stops",
             UncertifiedGateWarning,
-            stacklevel=3,
+            stacklevel=2,
         )
 
 

@@ -30,9 +30,7 @@ def test_a_final_answer_ends_the_rollout(action: str, answer: str | None) -> Non
     assert (result.terminated, result.answer, result.reward) == (True, answer, None)
 
 
-@pytest.mark.parametrize(
-    "action", ["search(42)", "", "I have no final answer yet", "read the answer(s)"]
-)
+@pytest.mark.parametrize("action", ["search(42)", "", "I have no final answer yet", "read the answer(s)"])
 def test_anything_else_goes_on(action: str) -> None:
     result = world().step(action)
     assert (result.terminated, result.observation, result.answer) == (False, GO_ON, None)

@@ -12,12 +12,13 @@ from langgraph.runtime import get_runtime
 from langgraph.types import Send, StreamWriter
 
 from selective_rollout.draws import is_audited
+from selective_rollout.engine.batch import warn_about
 from selective_rollout.engine.ledger import Ledger
 from selective_rollout.gate.decision import Reason
 from selective_rollout.integrations.langgraph.book import Book
 from selective_rollout.integrations.langgraph.plan import Plan, is_enforcing, plan_next
 from selective_rollout.integrations.langgraph.session import Session
-from selective_rollout.integrations.langgraph.settings import record, warn_about
+from selective_rollout.integrations.langgraph.settings import record
 from selective_rollout.integrations.langgraph.state import (
     GroupFacts,
     GroupState,

@@ -17,6 +17,7 @@ from langgraph.runtime import get_runtime
 from langgraph.types import StreamMode
 
 from selective_rollout.actions import default_answer
+from selective_rollout.engine.batch import warn_about
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.errors import ConfigError
 from selective_rollout.gate.config import GateConfig
@@ -28,7 +29,6 @@ from selective_rollout.integrations.langgraph.agent_result import AgentGroupResu
 from selective_rollout.integrations.langgraph.bridge import LoopThread
 from selective_rollout.integrations.langgraph.drive import Setup, Start, check_messages_key
 from selective_rollout.integrations.langgraph.messages import field, messages_of, text_of
-from selective_rollout.integrations.langgraph.settings import warn_about
 from selective_rollout.integrations.langgraph.threads import Agent, AgentFactory
 from selective_rollout.integrations.langgraph.watch import warn_of_unknown_usage
 from selective_rollout.trace.recorder import Recorder

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from selective_rollout.engine.batch import UncertifiedGateWarning
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.errors import ConfigError
 from selective_rollout.gate.config import GateConfig
@@ -105,20 +103,3 @@ def restore(group: GroupFacts, context: GroupContext, built: RunConfig) -> tuple
                 "opened with; a resumed group keeps its settings"
             )
     return gate, config
-
-
-def warn_about(gate: GateConfig, config: RunConfig, certified: bool) -> None:
-    """Say what a rule cannot do, and that nothing bounds the harm of one that is enforced."""
-    if config.max_steps < gate.start_step:
-        warnings.warn(
-            f"max_steps {config.max_steps} is below start_step {gate.start_step}: this gate can never fire",
-            stacklevel=2,
-        )
-    elif gate.tau == 0:
-        warnings.warn("tau is 0, and no distance is below 0: this gate can never fire", stacklevel=2)
-    elif config.mode == "enforce" and gate.outcome != "vote" and not certified:
-        warnings.warn(
-            "enforcing a gate without a certificate: nothing bounds how many signal-bearing groups it stops",
-            UncertifiedGateWarning,
-            stacklevel=2,
-        )

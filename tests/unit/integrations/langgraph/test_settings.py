@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from selective_rollout.actions import ActionOptions
-from selective_rollout.engine.batch import UncertifiedGateWarning
+from selective_rollout.engine.batch import UncertifiedGateWarning, warn_about
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.errors import ConfigError, MissingExtraError
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.integrations.langgraph import GroupContext
-from selective_rollout.integrations.langgraph.settings import SETTINGS, record, restore, warn_about
+from selective_rollout.integrations.langgraph.settings import SETTINGS, record, restore
 from selective_rollout.integrations.langgraph.state import GroupFacts
 
 BUILT = RunConfig(actions=ActionOptions(name_only=True), rollout_timeout_s=5)
