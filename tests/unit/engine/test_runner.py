@@ -476,7 +476,7 @@ class TestSampling:
 
 class TestLedger:
     async def test_trace_and_ledger_agree_whatever_became_of_a_completion(self, tmp_path: Path) -> None:
-        """Steps, completions that the world never answered, and cancelled ones: nothing is lost or doubled."""
+        """Steps, completions that the world never answered, cancelled ones: none is lost or doubled."""
 
         class Breaks(World):
             def step(self, action: str) -> StepResult:
