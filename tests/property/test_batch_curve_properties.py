@@ -37,6 +37,7 @@ def oracle(rows: list[tuple[str, bool]], padding: Padding) -> list[Fraction]:
     return curve
 
 
+@settings(max_examples=80)
 @given(GROUPS, PADDING)
 def test_every_mean_is_the_exact_fraction_rounded_once(
     groups: list[list[tuple[str, bool]]], padding: Padding
@@ -47,7 +48,7 @@ def test_every_mean_is_the_exact_fraction_rounded_once(
     ]
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     st.lists(
         st.lists(st.text(string.ascii_letters[:6], min_size=1, max_size=200), min_size=2, max_size=4),
@@ -70,6 +71,7 @@ def test_rows_of_several_words_agree_with_the_live_distance(
         assert curve.tolist() == live.curve()
 
 
+@settings(max_examples=40)
 @given(GROUPS, PADDING, st.integers(1, 12))
 def test_how_groups_are_put_together_changes_nothing(
     groups: list[list[tuple[str, bool]]], padding: Padding, size: int
@@ -83,6 +85,7 @@ def test_how_groups_are_put_together_changes_nothing(
     assert [curve.tolist() for curve in together] == [curve.tolist() for curve in apart]
 
 
+@settings(max_examples=40)
 @given(GROUPS, PADDING)
 def test_one_group_has_the_same_curve_without_numpy(
     groups: list[list[tuple[str, bool]]], padding: Padding

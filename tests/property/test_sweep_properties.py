@@ -58,6 +58,7 @@ def groups(draw: st.DrawFn) -> list[Group]:
     return made
 
 
+@settings(max_examples=60)
 @given(groups(), st.sampled_from(["end", "none"]))
 def test_a_gate_may_fire_where_its_replay_says(groups: list[Group], padding: str) -> None:
     rule = GateConfig.from_dict({"start_step": 1, "check_every": 1, "padding": padding})
@@ -76,7 +77,7 @@ def named(group: Group) -> Group:
     return replace(group, rollouts=tuple(members))
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(groups(), st.integers(1, 6), st.sampled_from([None, 1, 2]))
 def test_a_sweep_is_a_replay_of_every_rule(groups: list[Group], start: int, every: int | None) -> None:
     names = ("distance", "distance_unpadded", "tool_distance", "char_distance")
@@ -99,7 +100,7 @@ def test_a_sweep_is_a_replay_of_every_rule(groups: list[Group], start: int, ever
             assert with_cuts(table.accounting(first), sums[i]).to_dict() == account.to_dict()
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(groups(), st.integers(1, 9))
 def test_a_sweep_reads_the_signals_that_a_gate_reads(groups: list[Group], step: int) -> None:
     grid = SweepGrid(start_steps=(step,), check_everys=(None,))
@@ -125,6 +126,7 @@ def columns(rows: list[tuple[int, float, bool]]) -> tuple[list[str], np.ndarray,
     return [f"t{task}" for task in tasks], np.array(scores), np.array(labels)
 
 
+@settings(max_examples=60)
 @given(ROWS)
 def test_areas_are_those_of_one_ranking(rows: list[tuple[int, float, bool]]) -> None:
     tasks, scores, labels = columns(rows)
@@ -134,6 +136,7 @@ def test_areas_are_those_of_one_ranking(rows: list[tuple[int, float, bool]]) -> 
     assert (area.positives, area.negatives) == (int(labels[known].sum()), int((~labels[known]).sum()))
 
 
+@settings(max_examples=60)
 @given(ROWS)
 def test_the_interval_comes_from_resampled_tasks(rows: list[tuple[int, float, bool]]) -> None:
     tasks, scores, labels = columns(rows)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from selective_rollout.distance import GroupDistance
+from selective_rollout.distance.curve import mean_curve
+from selective_rollout.distance.symbols import END_CODE, SymbolTable
 from selective_rollout.types import Group, Padding
 
 
@@ -48,19 +49,17 @@ def distance_curve(group: Group, padding: Padding = "end") -> list[float]:
 
 def rows_curve(rows: Sequence[MemberRow], padding: Padding) -> list[float]:
     """`distance_curve` of the members' rows; the action may be any symbol."""
-    if len(rows) < 2:
-        return []
-    distance = GroupDistance(len(rows), padding)
-    for member, row in enumerate(rows):
-        for action in row.actions:
-            distance.push(member, action)
-        distance.finish(member)
-    ends = {row.last for row in rows if row.last is not None}
+    table = SymbolTable()
+    texts = [table.encode(row.actions) for row in rows]
+    longest = max(map(len, texts), default=0)
     curve: list[float] = []
-    for end in sorted({*ends, max(len(row.actions) for row in rows)}):
-        distance.advance_to(end)
-        curve += distance.curve()[len(curve) :]
-        for member, row in enumerate(rows):
-            if row.last == end:
-                distance.drop(member)
+    for end in sorted({longest, *(row.last for row in rows if row.last is not None)}):
+        here = [
+            text[:end] for text, row in zip(texts, rows, strict=True) if row.last is None or row.last >= end
+        ]
+        if len(here) < 2:
+            break
+        if padding == "end":
+            here = [text.ljust(end, END_CODE) for text in here]
+        curve += mean_curve(here, end)[len(curve) :]
     return curve

@@ -25,6 +25,7 @@ _COMMANDS: Final = {
     "run": "selective_rollout.cli.run:run",
     "import": "selective_rollout.cli.imports:import_",
     "bench": "selective_rollout.cli.bench:bench",
+    "sweep": "selective_rollout.cli.sweep:sweep",
     "calibrate": "selective_rollout.cli.calibrate:calibrate",
     "report": "selective_rollout.cli.report:report",
     "plan": "selective_rollout.cli.plan:plan",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields
 
 from selective_rollout.gate.decision import GateDecision, GateFacts, Reason
 from selective_rollout.trace.schema import (
@@ -41,22 +41,42 @@ def sampling_from_records(records: Sequence[SamplingRecord] | None) -> tuple[Sam
     return tuple(SamplingInfo(**{name: getattr(r, name) for name in r.__struct_fields__}) for r in records)
 
 
+def _setters(cls: type) -> list[Callable[[object, object], None]]:
+    """Set the fields of a new instance of a frozen, slotted dataclass, in their order.
+
+    Its own constructor does the same through `object.__setattr__`, at more than twice the price, which a
+    reader would pay for nearly every line of a trace.
+    """
+    return [getattr(cls, field.name).__set__ for field in fields(cls)]
+
+
+_index, _action, _completion, _observation, _hash, _is_error, _state_key, _usage, _finish = _setters(Step)
+_prompt, _cached, _generated, _reasoning, _source = _setters(Usage)
+
+
 def step_from_event(event: StepEvent) -> Step:
     """The step that an event recorded."""
-    usage = event.usage
-    return Step(  # by place, in field order: this runs for nearly every line of a trace
-        event.step,
-        event.action,
-        event.completion,
-        event.observation,
-        event.observation_hash,
-        event.is_error,
-        event.state_key,
-        None
-        if usage is None
-        else Usage(usage.prompt, usage.cached, usage.completion, usage.reasoning, usage.source),
-        event.finish_reason,
-    )
+    step = object.__new__(Step)
+    _index(step, event.step)
+    _action(step, event.action)
+    _completion(step, event.completion)
+    _observation(step, event.observation)
+    _hash(step, event.observation_hash)
+    _is_error(step, event.is_error)
+    _state_key(step, event.state_key)
+    _usage(step, None if event.usage is None else _usage_from_record(event.usage))
+    _finish(step, event.finish_reason)
+    return step
+
+
+def _usage_from_record(record: UsageRecord) -> Usage:
+    usage = object.__new__(Usage)
+    _prompt(usage, record.prompt)
+    _cached(usage, record.cached)
+    _generated(usage, record.completion)
+    _reasoning(usage, record.reasoning)
+    _source(usage, record.source)
+    return usage
 
 
 def failure_from_record(record: FailureRecord | None) -> RolloutFailure | None:

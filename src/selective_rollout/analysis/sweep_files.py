@@ -1,0 +1,64 @@
+"""Writing a sweep's files, each whole or not at all; needs the `analysis` extra."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from selective_rollout.analysis.sweep_plots import plot_heat_map, plot_pareto
+from selective_rollout.analysis.sweep_result import SweepResult
+from selective_rollout.errors import ConfigError
+
+DOCUMENT: Final = "sweep.json"
+
+
+def require_free(folder: Path) -> None:
+    """Refuse a folder that holds a sweep already.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if (folder / DOCUMENT).exists():
+        raise ConfigError(f"{folder / DOCUMENT} exists: name another folder with --out")
+
+
+def write_sweep(folder: Path, result: SweepResult, document: dict[str, Any]) -> list[Path]:
+    """Write the document and the pictures.
+
+    Args:
+        folder: made if it does not exist.
+        result: what to draw.
+        document: plain data for sweep.json.
+
+    Returns:
+        The files written.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+    text = json.dumps(document, indent=2, allow_nan=False)
+    writers: list[tuple[str, Callable[[Path], object]]] = [
+        ("signals.png", lambda path: plot_heat_map(result, path)),
+        ("pareto.png", lambda path: plot_pareto(result, path)),
+        (DOCUMENT, lambda path: path.write_text(text, encoding="utf-8")),
+    ]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return [_written(folder / name, write) for name, write in writers]
+    except OSError as error:
+        raise ConfigError(
+            f"{folder}: cannot write the sweep there ({error.strerror}); name another --out"
+        ) from None
+
+
+def _written(path: Path, write: Callable[[Path], object]) -> Path:
+    partial = path.with_name(f"{path.stem}.{os.getpid()}.partial{path.suffix}")
+    try:
+        write(partial)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
