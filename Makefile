@@ -37,6 +37,7 @@ stats: $(STAMP) ## Simulate the statistical guarantees (minutes)
 
 bench: $(STAMP) ## Hold the speed bars, as ratios within one run
 	@$(BIN)/python benchmarks/gate_micro.py
+	@$(BIN)/python benchmarks/replay.py
 
 test-textworld: $(STAMP) ## Run the TextWorld tests on games generated here
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[textworld]"

@@ -15,7 +15,12 @@ import click
 
 from selective_rollout._version import __version__
 from selective_rollout.cli.console import remark
-from selective_rollout.errors import PolicyError, PrerequisiteError, SelectiveRolloutError
+from selective_rollout.errors import (
+    MissingExtraError,
+    PolicyError,
+    PrerequisiteError,
+    SelectiveRolloutError,
+)
 
 USAGE, PREREQUISITE, INTERRUPTED = 2, 3, 130
 
@@ -45,8 +50,23 @@ class _Commands(click.Group):
         if place is None:
             return None
         module, _, name = place.partition(":")
-        command: click.Command = getattr(importlib.import_module(module), name)
+        try:
+            command: click.Command = getattr(importlib.import_module(module), name)
+        except MissingExtraError as missing:
+            return _unavailable(cmd_name, missing)
         return command
+
+
+def _unavailable(name: str, missing: MissingExtraError) -> click.Command:
+    """Stands in for a command whose extra is not installed, so that the others and --help still work."""
+
+    def fail(**_: object) -> None:
+        raise missing
+
+    settings = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return click.Command(
+        name, callback=fail, short_help=f"Needs the {missing.extra!r} extra.", context_settings=settings
+    )
 
 
 @click.group(

@@ -62,6 +62,9 @@ class PromptHistory:
         self.max_version_gap = max_version_gap
         self.success_above = success_above
         self._visits: dict[str, tuple[Visit, ...]] = {}
+        self._counts: dict[str, tuple[float, float]] = {}
+        """Decayed trials and successes of each task."""
+        self._fitted: BetaPrior | None = None
         self._count = 0
 
     def __len__(self) -> int:
@@ -97,8 +100,7 @@ class PromptHistory:
         visits = self._visits.get(task_id)
         if not visits:
             return None
-        trials, successes = self._decayed(visits)
-        return self._prior().p_zero_variance(group_size, trials, successes)
+        return self._prior().p_zero_variance(group_size, *self._counts[task_id])
 
     def should_skip(
         self, task_id: str, group_id: str, *, last: int, probability: float, seed: object = 0
@@ -193,6 +195,8 @@ class PromptHistory:
             oldest = ordered[-1].policy_version - self.max_version_gap
             ordered = [visit for visit in ordered if visit.policy_version >= oldest]
         self._visits[task_id] = tuple(ordered[-self.keep :])
+        self._counts[task_id] = self._decayed(self._visits[task_id])
+        self._fitted = None
 
     def _decayed(self, visits: Sequence[Visit]) -> tuple[float, float]:
         """Trials and successes, each visit halved per `half_life` later visits."""
@@ -204,4 +208,6 @@ class PromptHistory:
         return trials, successes
 
     def _prior(self) -> BetaPrior:
-        return fit_beta_prior([self._decayed(visits) for visits in self._visits.values()])
+        if self._fitted is None:
+            self._fitted = fit_beta_prior(list(self._counts.values()))
+        return self._fitted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -10,11 +11,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 
 from selective_rollout.cli.main import main
+from selective_rollout.errors import MissingExtraError
 from selective_rollout.testing import LoopbackServer, TutorialBrain
 from selective_rollout.trace.reader import read_groups
 
@@ -110,6 +113,21 @@ class TestErrors:
         done = invoke("run", "t.jsonl", "--base-url", "http://127.0.0.1:1/v1", "--model", "m")
         assert done.code == 2
         assert words in done.err
+
+    def test_a_command_without_its_extra_leaves_the_others_alone(
+        self, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def without(name: str) -> object:
+            if name.endswith(".report"):
+                raise MissingExtraError("analysis", "matplotlib")
+            return importlib.import_module(name)
+
+        monkeypatch.setattr("selective_rollout.cli.main.importlib", SimpleNamespace(import_module=without))
+        assert "Needs the 'analysis' extra." in invoke("--help").out
+        done = invoke("report", "runs/x", "--json")
+        assert done.code == 3
+        assert 'pip install "selective-rollout[analysis]"' in done.err
+        assert invoke("plan", "--pass-rate", "0.5").code == 0
 
     def test_debug_shows_where_an_error_came_from(self, invoke: Invoke) -> None:
         assert "Traceback" in invoke("--debug", "plan", "--group-size", "1").err
