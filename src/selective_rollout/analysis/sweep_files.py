@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from selective_rollout.analysis.sweep_plots import plot_heat_map, plot_pareto
 from selective_rollout.analysis.sweep_result import SweepResult
+from selective_rollout.analysis.whole_files import Writer, write_files
 from selective_rollout.errors import ConfigError
 
 DOCUMENT: Final = "sweep.json"
@@ -40,25 +39,9 @@ def write_sweep(folder: Path, result: SweepResult, document: dict[str, Any]) -> 
         ConfigError: the folder cannot be written.
     """
     text = json.dumps(document, indent=2, allow_nan=False)
-    writers: list[tuple[str, Callable[[Path], object]]] = [
+    writers: list[Writer] = [
         ("signals.png", lambda path: plot_heat_map(result, path)),
         ("pareto.png", lambda path: plot_pareto(result, path)),
         (DOCUMENT, lambda path: path.write_text(text, encoding="utf-8")),
     ]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return [_written(folder / name, write) for name, write in writers]
-    except OSError as error:
-        raise ConfigError(
-            f"{folder}: cannot write the sweep there ({error.strerror}); name another --out"
-        ) from None
-
-
-def _written(path: Path, write: Callable[[Path], object]) -> Path:
-    partial = path.with_name(f"{path.stem}.{os.getpid()}.partial{path.suffix}")
-    try:
-        write(partial)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-    return path
+    return write_files(folder, "sweep", writers)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +11,7 @@ from selective_rollout.analysis.plots import plot_distances
 from selective_rollout.analysis.report.collect import ReportData
 from selective_rollout.analysis.report.html import Extras, render_page, title_of
 from selective_rollout.analysis.report.pictures import draw_heat_map, draw_pareto
-from selective_rollout.errors import ConfigError
+from selective_rollout.analysis.whole_files import Writer, write_files
 
 MOST_LINES: Final = 2000
 """Groups drawn in a picture; more would be one grey block."""
@@ -38,7 +36,7 @@ def write_report(folder: Path, data: ReportData, extras: Extras, document: dict[
     """
     page = render_page(data, extras)
     text = json.dumps(document, indent=2, allow_nan=False)
-    writers: list[tuple[str, Callable[[Path], object]]] = [
+    writers: list[Writer] = [
         ("report.html", lambda path: path.write_text(page, encoding="utf-8")),
         ("report.json", lambda path: path.write_text(text, encoding="utf-8")),
         ("distance.png", lambda path: _draw_distances(data, path)),
@@ -48,24 +46,7 @@ def write_report(folder: Path, data: ReportData, extras: Extras, document: dict[
         writers.append(("signals.png", lambda path: draw_heat_map(sweep, path)))
     if sweep is not None and sweep.points:
         writers.append(("pareto.png", lambda path: draw_pareto(sweep.points, path)))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return [_write_whole(folder / name, write) for name, write in writers]
-    except OSError as error:
-        raise ConfigError(
-            f"{folder}: cannot write the report there ({error.strerror}); name another --out"
-        ) from None
-
-
-def _write_whole(path: Path, write: Callable[[Path], object]) -> Path:
-    # The suffix stays last: a picture's format is read from it.
-    partial = path.with_name(f"{path.stem}.{os.getpid()}.partial{path.suffix}")
-    try:
-        write(partial)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-    return path
+    return write_files(folder, "report", writers)
 
 
 def _draw_distances(data: ReportData, path: Path) -> Path:
