@@ -143,6 +143,9 @@ class _Desk:
     def __init__(self) -> None:
         self.open: dict[str, GroupAssembly] = {}
         self._ended: set[str] = set()
+        self._writers = 0
+        self._begun_by: dict[str, int] = {}
+        """The writer that began each open group; each header is another one."""
 
     def take(self, path: Path, number: int, event: Event) -> GroupAssembly | None:
         """File one event; return its group if it has ended with it."""
@@ -151,7 +154,10 @@ class _Desk:
             if assembly is not None and event.attempt == assembly.begin.attempt:
                 assembly.take_step(path, number, event)
                 return None
-        if isinstance(event, (HeaderEvent, RewardEvent)):
+        if isinstance(event, HeaderEvent):
+            self._writers += 1
+            return None
+        if isinstance(event, RewardEvent):
             return None
         if isinstance(event, GroupEvent):
             self._begin(path, number, event)
@@ -165,6 +171,7 @@ class _Desk:
         if not isinstance(event, GroupEndEvent):
             return None
         self._ended.add(event.group)
+        del self._begun_by[event.group]
         return self.open.pop(event.group)
 
     def _begin(self, path: Path, number: int, event: GroupEvent) -> None:
@@ -172,10 +179,15 @@ class _Desk:
         before = self.open.get(event.group)
         if event.group in self._ended:
             raise TraceError(f"{where}: group {event.group!r} has already ended; group ids must be unique")
-        if before is not None and event.attempt <= before.begin.attempt:
+        # A writer that was killed while it took a group up may have left the same attempt behind.
+        earliest = (
+            0 if before is None else before.begin.attempt + (self._begun_by[event.group] == self._writers)
+        )
+        if event.attempt < earliest:
             raise TraceError(f"{where}: group {event.group!r} attempt {event.attempt} begins twice")
         abandoned = before.abandoned + before.completion_tokens if before is not None else 0
         self.open[event.group] = GroupAssembly(event, where, abandoned)
+        self._begun_by[event.group] = self._writers
 
 
 def _numbered(path: Path, report: ReadReport) -> Iterator[tuple[int, Event]]:

@@ -122,6 +122,13 @@ def test_the_last_attempt_counts_and_the_others_are_abandoned(tmp_path: Path) ->
     assert recorded.abandoned == 11
 
 
+def test_another_writer_may_take_up_the_attempt_of_a_killed_one(tmp_path: Path) -> None:
+    step = '{"type":"step","group":"g","rollout":0,"step":1,"action":"a"}'
+    path = trace(tmp_path, HEADER, GROUP, step, HEADER, GROUP, step.replace('"a"', '"b"'))
+    [recorded] = read_groups(path)
+    assert recorded.group.rollouts[0].actions == ("b",)
+
+
 def test_an_interrupted_rollout_is_still_running(tmp_path: Path) -> None:
     path = trace(tmp_path, HEADER, GROUP, '{"type":"step","group":"g","rollout":1,"step":1,"action":"a"}')
     [recorded] = read_groups(path)
