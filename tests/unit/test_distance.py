@@ -1,7 +1,10 @@
 import pickle
 import random
+from array import array
 from fractions import Fraction
+from functools import reduce
 from itertools import repeat
+from operator import add
 
 import pytest
 from rapidfuzz.distance import Levenshtein
@@ -93,7 +96,7 @@ class TestMeanPairwiseDistance:
             ("abc", "one string"),
             (["abc", ["a"]], "mix strings"),
             ([["a"], ["a", END]], "END is not a symbol"),
-            ([["a"], [{"call": [slice(1)]}]], "type slice is unhashable"),
+            ([["a"], [{"call": [array("i")]}]], "type array is unhashable"),
         ],
     )
     def test_bad_prefixes_are_refused(self, prefixes, message):
@@ -118,7 +121,7 @@ class TestShouldStopGroup:
         prefixes = [other, other, same, same, same, same]
         terms = [Levenshtein.distance(a, b) / 10 for i, a in enumerate(prefixes) for b in prefixes[:i]]
         tau = float(Fraction(8, 150))
-        assert sum(terms) / len(terms) != tau
+        assert reduce(add, terms) / len(terms) < tau, "plain additions; `sum` compensates from Python 3.12 on"
         assert not should_stop_group(prefixes, tau)
 
     @pytest.mark.parametrize("tau", [0.05, 1.0])
