@@ -7,9 +7,12 @@ stands beside its base rate and an exact interval, and groups whose label is unk
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from selective_rollout.analysis.replay import Replay
 from selective_rollout.draws import survivor_order
+from selective_rollout.gate.config import GateConfig
 from selective_rollout.rewards import GroupLabel, group_label
 from selective_rollout.stats import Interval, clopper_pearson
 from selective_rollout.types import Group, Outcome, Rollout, RolloutStatus
@@ -249,6 +252,14 @@ class Accounting:
             "random_saved": self.random_saved,
             "dilution": self.dilution,
         }
+
+
+def account_of(replays: Iterable[Replay], rule: GateConfig, tau: float) -> Accounting:
+    """The accounting of replayed groups under a rule at one threshold."""
+    account = Accounting(rule.start_step, rule.outcome)
+    for one in replays:
+        account.add(one.group, one.fires_at(tau))
+    return account
 
 
 def was_stopped(group: Group) -> bool:

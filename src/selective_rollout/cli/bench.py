@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
-from selective_rollout.analysis.accounting import Accounting
-from selective_rollout.analysis.replay import Replay, replay
+from selective_rollout.analysis.accounting import Accounting, account_of
+from selective_rollout.analysis.replay import replay
 from selective_rollout.cli.console import number, percent, print_json, progress, stdout, table
 from selective_rollout.cli.options import json_option
 from selective_rollout.engine.batch import UncertifiedGateWarning, run_groups
@@ -106,7 +106,7 @@ def bench(
         observed = asyncio.run(_leg(server, rule, config, prompts, "observe"))
         enforced = asyncio.run(_leg(server, rule, replace(config, mode="enforce"), prompts, "enforce"))
     replays = [replay(o.group, rule) for o in observed.outcomes]
-    rows = [(value, _account(replays, rule, value)) for value in taus]
+    rows = [(value, account_of(replays, rule, value)) for value in taus]
     _report(rule, rows, observed, enforced, as_json)
 
 
@@ -151,13 +151,6 @@ def _taus(sweep: str | None, tau: float) -> list[float]:
     for value in values:
         GateConfig(tau=value)
     return values
-
-
-def _account(replays: Sequence[Replay], rule: GateConfig, tau: float) -> Accounting:
-    account = Accounting(rule.start_step, rule.outcome)
-    for one in replays:
-        account.add(one.group, one.fires_at(tau))
-    return account
 
 
 def _report(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from selective_rollout.analysis.accounting import Accounting
+from selective_rollout.analysis.accounting import Accounting, account_of
 from selective_rollout.analysis.curve import GroupLine, distance_curve
 from selective_rollout.analysis.plots import plot_distances
 from selective_rollout.analysis.replay import Replay, replay
@@ -101,7 +101,7 @@ def show_simulated(
     rule = GateConfig()
     groups = asyncio.run(_record(folder / "observed.jsonl", rule, recorded, seed))
     replays = [replay(outcome.group, rule) for outcome in groups]
-    observed = _account(replays, rule, rule.tau)
+    observed = account_of(replays, rule, rule.tau)
     _picture(folder / "distance.png", replays, rule)
     choice = choose(replays, rule)
     if not quiet:
@@ -182,13 +182,6 @@ async def _enforce(path: Path, gate: GateConfig, tasks: Sequence[Task]) -> Enfor
 
 def _input(task: Task) -> GroupInput:
     return {"prompt": task.prompt, "task_id": task.id, "group_id": task.id, "metadata": dict(task.metadata)}
-
-
-def _account(replays: Sequence[Replay], rule: GateConfig, tau: float) -> Accounting:
-    account = Accounting(rule.start_step, rule.outcome)
-    for one in replays:
-        account.add(one.group, one.fires_at(tau))
-    return account
 
 
 def _picture(path: Path, replays: Sequence[Replay], rule: GateConfig) -> None:

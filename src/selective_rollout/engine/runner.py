@@ -13,15 +13,13 @@ from selective_rollout.engine.hold import Control, GateControl
 from selective_rollout.engine.ledger import Ledger
 from selective_rollout.engine.member import Member, Score
 from selective_rollout.engine.outcome import GroupOutcome
-from selective_rollout.engine.survivor import survivor_order
-from selective_rollout.engine.vote import VoteControl, plurality
+from selective_rollout.engine.vote import VoteControl, full_vote
 from selective_rollout.env.base import EnvironmentFactory
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.group import GroupGate
 from selective_rollout.policy.base import Policy
 from selective_rollout.trace.group_log import GroupLog
-from selective_rollout.trace.recorder import Recorder
-from selective_rollout.trace.schema import Event
+from selective_rollout.trace.recorder import Recorder, writer_of
 from selective_rollout.types import Group, SamplingInfo, Step, Task
 
 
@@ -166,7 +164,7 @@ def _begin(
 ) -> GroupLog:
     recorder = shop.recorder
     log = GroupLog(
-        recorder.write if recorder is not None else _discard,
+        writer_of(recorder),
         gate.group_id,
         attempt=earlier.attempt + 1 if earlier else 1,
         gate=gate,
@@ -230,7 +228,9 @@ def _close(
         audited=audited,
         late_veto=verdict.late_veto,
         survivor=verdict.survivor,
-        answer=verdict.answer if verdict.stopped else _full_vote(shop, gate, members),
+        answer=verdict.answer
+        if verdict.stopped
+        else full_vote(gate, {member.index: member.answer for member in members}),
     )
     log.end(
         outcome=outcome.cut_as,
@@ -241,15 +241,3 @@ def _close(
         late_veto=outcome.late_veto,
     )
     return outcome
-
-
-def _full_vote(shop: Workshop, gate: GroupGate, members: Sequence[Member]) -> str | None:
-    """The answer of a group that ran to its end: the members' vote at inference, none in training."""
-    if shop.gate.outcome == "drop":
-        return None
-    answers = {member.index: member.answer for member in members if member.answer is not None}
-    return plurality(answers, survivor_order(gate.group_id, gate.size))
-
-
-def _discard(event: Event) -> None:
-    """Without a recorder the events go nowhere."""

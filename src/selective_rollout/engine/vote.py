@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from selective_rollout.engine.hold import Verdict
 from selective_rollout.engine.survivor import survivor_order
 from selective_rollout.gate.decision import GateDecision
+from selective_rollout.gate.group import GroupGate
 
 
 def unassailable(votes: Mapping[str, int], outstanding: int) -> str | None:
@@ -33,6 +34,14 @@ def plurality(answers: Mapping[int, str], order: Sequence[int]) -> str | None:
     votes = Counter(answers.values())
     most = max(votes.values(), default=0)
     return next((answers[r] for r in order if r in answers and votes[answers[r]] == most), None)
+
+
+def full_vote(gate: GroupGate, answers: Mapping[int, str | None]) -> str | None:
+    """The answer of a group that ran to its end: its members' vote at inference, none in training."""
+    if gate.config.outcome == "drop":
+        return None
+    cast = {rollout: answer for rollout, answer in answers.items() if answer is not None}
+    return plurality(cast, survivor_order(gate.group_id, gate.size))
 
 
 class VoteControl:

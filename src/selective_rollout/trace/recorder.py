@@ -193,6 +193,11 @@ class Recorder:
             return self._encoder.encode(plain)
 
 
+def writer_of(recorder: Recorder | None) -> Callable[[Event], None]:
+    """What takes a group's events; without a recorder they go nowhere."""
+    return recorder.write if recorder is not None else lambda event: None
+
+
 def _without_surrogates(value: Any) -> Any:
     if isinstance(value, str):
         return _SURROGATE.sub("\ufffd", value)

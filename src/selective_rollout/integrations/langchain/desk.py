@@ -18,8 +18,7 @@ from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.hold import GateControl
 from selective_rollout.engine.ledger import Ledger
 from selective_rollout.engine.outcome import GroupOutcome
-from selective_rollout.engine.survivor import survivor_order
-from selective_rollout.engine.vote import plurality
+from selective_rollout.engine.vote import full_vote
 from selective_rollout.errors import GroupError
 from selective_rollout.gate.group import GroupGate
 from selective_rollout.integrations.langchain.loop import GroupLoop
@@ -180,15 +179,10 @@ class Desk:
             audited=self._audited,
             late_veto=verdict.late_veto,
             survivor=survivor,
-            answer=verdict.answer if verdict.stopped else self._full_vote(),
+            answer=verdict.answer
+            if verdict.stopped
+            else full_vote(self._gate, {member.index: member.answer for member in self._members}),
         )
-
-    def _full_vote(self) -> str | None:
-        """The answer of a group that ran to its end: the vote at inference, none in training."""
-        if self._gate.config.outcome == "drop":
-            return None
-        answers = {member.index: member.answer for member in self._members if member.answer is not None}
-        return plurality(answers, survivor_order(self._gate.group_id, self._gate.size))
 
     @property
     def _name(self) -> str:

@@ -26,8 +26,7 @@ from selective_rollout.integrations.langchain.desk import SEAT, Desk, Seat
 from selective_rollout.integrations.langchain.loop import GroupLoop
 from selective_rollout.integrations.langchain.messages import is_interrupted
 from selective_rollout.trace.group_log import GroupLog
-from selective_rollout.trace.recorder import Recorder
-from selective_rollout.trace.schema import Event
+from selective_rollout.trace.recorder import Recorder, writer_of
 from selective_rollout.types import Hold, Mode, SamplingInfo
 
 T = TypeVar("T")
@@ -143,7 +142,7 @@ class GatedGroup:
         self._outcome: GroupOutcome | None = None
         self._loop: GroupLoop | None = None
         self._log = GroupLog(
-            recorder.write if recorder is not None else _discard,
+            writer_of(recorder),
             gate.group_id,
             gate=gate,
             record_observations=recorder is not None and recorder.record_observations,
@@ -298,7 +297,3 @@ class GatedGroup:
         if self._loop is None or self._loop.closed:
             raise GroupError(f"group {self.id!r} is not open: use it inside its with block")
         return self._loop
-
-
-def _discard(event: Event) -> None:
-    """Without a recorder the events go nowhere."""

@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 from selective_rollout.draws import stable_fraction
 from selective_rollout.engine.hold import Control, GateControl
 from selective_rollout.engine.ledger import Ledger
-from selective_rollout.engine.survivor import survivor_order
-from selective_rollout.engine.vote import VoteControl, plurality
+from selective_rollout.engine.vote import VoteControl, full_vote
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.decision import GateDecision
 from selective_rollout.gate.group import GroupGate
@@ -24,8 +23,7 @@ from selective_rollout.integrations.langgraph.state import GroupStatus
 from selective_rollout.integrations.langgraph.threads import thread_of
 from selective_rollout.integrations.langgraph.watch import SamplingWatch
 from selective_rollout.trace.group_log import GroupLog
-from selective_rollout.trace.recorder import Recorder
-from selective_rollout.trace.schema import Event
+from selective_rollout.trace.recorder import Recorder, writer_of
 from selective_rollout.types import Group, Rollout, RolloutStatus
 
 Aggregate: TypeAlias = Callable[[Sequence[Rollout]], Any]
@@ -167,7 +165,7 @@ class AgentGroup:
     def _begin_log(self) -> GroupLog:
         identity, recorder, config = self._identity, self._rules.recorder, self._setup.config
         log = GroupLog(
-            recorder.write if recorder is not None else _discard,
+            writer_of(recorder),
             identity.group_id,
             attempt=identity.attempt,
             gate=self._gate,
@@ -258,8 +256,7 @@ class AgentGroup:
                 self._rules.aggregate([rollout for rollout in rollouts if rollout.status.ended_normally])
             )
             return None if answer is None else str(answer)
-        answers = {rollout.index: rollout.answer for rollout in rollouts if rollout.answer is not None}
-        return plurality(answers, survivor_order(self._gate.group_id, self._gate.size))
+        return full_vote(self._gate, {rollout.index: rollout.answer for rollout in rollouts})
 
 
 def _past(rules: Rules, task_id: str) -> Sequence[float] | None:
@@ -273,7 +270,3 @@ def _status(rollouts: Sequence[Rollout], *, stopped: bool) -> GroupStatus:
     if all(rollout.status is RolloutStatus.FAILED for rollout in rollouts):
         return "failed"
     return "cut" if stopped else "finished"
-
-
-def _discard(event: Event) -> None:
-    """Without a recorder the events go nowhere."""

@@ -26,8 +26,8 @@ from selective_rollout.integrations.langgraph.state import (
 )
 from selective_rollout.trace.convert import decision_event
 from selective_rollout.trace.group_log import GroupLog
-from selective_rollout.trace.recorder import Recorder
-from selective_rollout.trace.schema import DecisionEvent, Event
+from selective_rollout.trace.recorder import Recorder, writer_of
+from selective_rollout.trace.schema import DecisionEvent
 from selective_rollout.types import RolloutStatus, SamplingInfo
 
 DECISION_FIELDS: Final = tuple(
@@ -64,7 +64,7 @@ class Book:
         self.attempt = attempt
         self.gate = GroupGate(gate, config.group_size, group_id=group["group_id"], sampling=sampling)
         self._log = GroupLog(
-            recorder.write if recorder is not None else _discard,
+            writer_of(recorder),
             group["group_id"],
             attempt=attempt,
             gate=self.gate,
@@ -144,7 +144,3 @@ class Book:
                 lost=lost,
                 wasted=wasted,
             )
-
-
-def _discard(event: Event) -> None:
-    """Without a recorder the events go nowhere."""
