@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.outcome import GroupOutcome
-from selective_rollout.engine.resume import ResumePoint
+from selective_rollout.engine.resume import EndedGroup, ResumePoint
+from selective_rollout.engine.rule import AuditAlarmWarning, UncertifiedGateWarning, warn_about
 from selective_rollout.engine.runner import Workshop, run_in
 from selective_rollout.errors import ConfigError
 from selective_rollout.gate.audit import Alarm, Seen
@@ -19,13 +20,7 @@ from selective_rollout.gate.history import PromptHistory
 from selective_rollout.rewards import group_label
 from selective_rollout.types import Task
 
-
-class UncertifiedGateWarning(UserWarning):
-    """A gate stops groups although no certificate bounds the harm."""
-
-
-class AuditAlarmWarning(UserWarning):
-    """Audits contradict the certificate of an enforced gate; it only observes from here on."""
+__all__ = ["AuditAlarmWarning", "UncertifiedGateWarning", "group_ids", "run_groups", "warn_about"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +28,7 @@ class _Work:
     task: Task
     group_id: str
     place: int
-    """In the order in which this run begins its groups."""
+    """In the order in which the run begins its groups, those of its interrupted parts included."""
 
 
 def group_ids(tasks: Iterable[Task]) -> Iterator[tuple[Task, str]]:
@@ -65,14 +60,16 @@ async def run_groups(
     Args:
         tasks: a task that recurs is another visit of the same prompt.
         shop: policy, environment, rule and settings.
-        history: the prompts' earlier rewards; read by the rule, and added to as groups end.
+        history: the prompts' earlier rewards; read by the rule, and added to as groups end (and, on resume,
+            from the groups that had ended).
         skip_probability: chance of skipping a prompt whose last `gate.history_mixed` rewards were all equal;
             always below 1.
         capacity: environments that can be open at once; None is unlimited.
         resume: where an earlier run stopped.
         certified: the rule comes with an accepted certificate.
         tau_of: each task's own threshold (strata, a schedule), clipped at the rule's.
-        alarm: watches the audits of an enforcing run; once it has rung, groups begun later are only observed.
+        alarm: watches the audits of an enforcing run, those of its interrupted parts included; once it has
+            rung, groups begun later are only observed.
 
     Raises:
         ConfigError: fewer environments than a group needs, or a score that reads a history without one.
@@ -84,10 +81,11 @@ async def run_groups(
     slots = config.open_groups if capacity is None else min(config.open_groups, capacity // config.group_size)
     pending: set[asyncio.Task[GroupOutcome]] = set()
     places: dict[asyncio.Task[GroupOutcome], int] = {}
-    waiting = _due(tasks, shop, history, skip_probability, resume or ResumePoint())
+    waiting = _due(tasks, shop, history, skip_probability, resume or ResumePoint(), alarm)
     try:
         while True:
             while len(pending) < slots and (work := next(waiting, None)) is not None:
+                shop = _heeding(alarm, shop)
                 tau = tau_of(work.task) if tau_of is not None else None
                 running = asyncio.create_task(_run_one(shop, work, history, resume, tau), name=work.group_id)
                 places[running] = work.place
@@ -97,7 +95,8 @@ async def run_groups(
             finished, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for task in finished:
                 outcome = task.result()
-                shop = _watched(outcome, places.pop(task), shop, alarm)
+                _watch(outcome, places.pop(task), shop, alarm)
+                shop = _heeding(alarm, shop)
                 yield _remembered(outcome, history)
     finally:
         for task in pending:
@@ -123,33 +122,21 @@ def _check(
     warn_about(gate, config, certified)
 
 
-def warn_about(gate: GateConfig, config: RunConfig, certified: bool) -> None:
-    """Say what a rule cannot do, and that nothing bounds the harm of one that is enforced."""
-    if config.max_steps < gate.start_step:
-        warnings.warn(
-            f"max_steps {config.max_steps} is below start_step {gate.start_step}: this gate can never fire",
-            stacklevel=2,
-        )
-    elif gate.tau == 0:
-        warnings.warn("tau is 0, and no distance is below 0: this gate can never fire", stacklevel=2)
-    elif config.mode == "enforce" and gate.outcome != "vote" and not certified:
-        warnings.warn(
-            "enforcing a gate without a certificate: nothing bounds how many signal-bearing groups it stops",
-            UncertifiedGateWarning,
-            stacklevel=2,
-        )
-
-
 def _due(
     tasks: Iterable[Task],
     shop: Workshop,
     history: PromptHistory | None,
     skip_probability: float,
     resume: ResumePoint,
+    alarm: Alarm | None,
 ) -> Iterator[_Work]:
+    """The groups to run, in order; those that ended before are told of in their place."""
     place = 0
     for task, group_id in group_ids(tasks):
-        if group_id in resume.done:
+        ended = resume.ended.get(group_id)
+        if ended is not None:
+            _recall(ended, task, group_id, place, history, alarm)
+            place += 1
             continue
         last = shop.gate.history_mixed
         if (
@@ -197,14 +184,33 @@ def _remembered(outcome: GroupOutcome, history: PromptHistory | None) -> GroupOu
     return outcome
 
 
-def _watched(outcome: GroupOutcome, place: int, shop: Workshop, alarm: Alarm | None) -> Workshop:
-    """Tell the alarm of a group; the shop for groups still to begin, which only observes once it has rung."""
+def _recall(
+    ended: EndedGroup,
+    task: Task,
+    group_id: str,
+    place: int,
+    history: PromptHistory | None,
+    alarm: Alarm | None,
+) -> None:
+    """Tell history and alarm of a group that ended before the run was taken up."""
+    if history is not None:
+        history.record(task.id, group_id, ended.rewards, was_cut=ended.was_cut)
+    if alarm is not None and not alarm.rung:
+        alarm.note(place, ended.seen)
+
+
+def _watch(outcome: GroupOutcome, place: int, shop: Workshop, alarm: Alarm | None) -> None:
+    """Tell the alarm of a group."""
     if alarm is None or shop.config.mode != "enforce":
-        return shop
+        return
     fired = outcome.would_cut_at is not None and not outcome.late_veto
     label = group_label(outcome.group, tolerance=shop.gate.reward_tolerance)
-    seen = Seen(outcome.cut_as is not None, outcome.audited and fired, label.zero_variance)
-    if not alarm.note(place, seen):
+    alarm.note(place, Seen(outcome.cut_as is not None, outcome.audited and fired, label.zero_variance))
+
+
+def _heeding(alarm: Alarm | None, shop: Workshop) -> Workshop:
+    """The shop for groups still to begin, which only observes once the alarm has rung."""
+    if alarm is None or not alarm.rung or shop.config.mode != "enforce":
         return shop
     warnings.warn(f"the gate is off from here on: {alarm.describe()}", AuditAlarmWarning, stacklevel=3)
     return _observing(shop)

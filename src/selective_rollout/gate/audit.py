@@ -8,8 +8,9 @@ an audited would-be cut with probability r * eps / (r * eps + 1 - r): audits thi
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from selective_rollout.errors import ConfigError
 from selective_rollout.stats import EProcess, Interval, clopper_pearson, power
@@ -158,6 +159,30 @@ class Alarm:
             if arrived is not None:
                 self.add(arrived)
         return self.rung
+
+    def to_dict(self) -> dict[str, Any]:
+        """What it has seen, as plain data; groups that wait for an earlier one are not part of it."""
+        process = self._process
+        return {
+            "hits": process.hits,
+            "misses": process.misses,
+            "peak": process.log_peak,
+            "counts": asdict(self.counts),
+        }
+
+    def load(self, values: Mapping[str, Any]) -> None:
+        """Go on from what an alarm of the same bound had seen; places count from 0 again.
+
+        Raises:
+            ConfigError: it was of another audit rate.
+        """
+        counts = AuditCounts(**values["counts"])
+        if counts.audit_rate != self.audit_rate:
+            raise ConfigError(
+                f"alarm: the earlier run was audited at rate {counts.audit_rate:g}, not {self.audit_rate:g}"
+            )
+        self.counts = counts
+        self._process.resume(values["hits"], values["misses"], values["peak"])
 
     def power(self, false_cut_rate: float, observed: int) -> float:
         """Probability of ringing within so many observed signal-bearing groups at a true false-cut rate."""

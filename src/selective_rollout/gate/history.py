@@ -71,6 +71,17 @@ class PromptHistory:
         """Number of tasks with at least one visit."""
         return len(self._visits)
 
+    def empty(self) -> PromptHistory:
+        """A history of the same settings without a visit; what it records counts on from this one."""
+        history = PromptHistory(
+            half_life=self.half_life,
+            keep=self.keep,
+            max_version_gap=self.max_version_gap,
+            success_above=self.success_above,
+        )
+        history._count = self._count
+        return history
+
     def record(
         self,
         task_id: str,

@@ -49,6 +49,15 @@ class EProcess:
         """Largest evidence so far, which is what an alarm goes by."""
         return _exp(self._peak)
 
+    @property
+    def log_peak(self) -> float:
+        """Logarithm of the peak, which does not overflow."""
+        return self._peak
+
+    def resume(self, hits: int, misses: int, log_peak: float) -> None:
+        """Go on from what an earlier process of the same bound had seen."""
+        self.hits, self.misses, self._peak = hits, misses, log_peak
+
     def update(self, hit: bool) -> float:
         """Add one observation and return the e-value."""
         if hit:

@@ -156,3 +156,13 @@ class TestMergingAndSaving:
 def test_bad_settings_are_named(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"history.{name}"):
         PromptHistory(**{name: value})  # type: ignore[arg-type]
+
+
+def test_an_empty_copy_counts_on() -> None:
+    history = PromptHistory(half_life=2.0, keep=5, max_version_gap=7, success_above=0.1)
+    history.record("p", "first", (1, 1))
+    copy = history.empty()
+    copy.record("p", "second", (0, 0))
+    history.merge(copy)
+    assert history.last("p", 4) == (1, 1, 0, 0)
+    assert {**copy.to_dict(), "tasks": {}} == {**history.to_dict(), "tasks": {}}

@@ -1,0 +1,84 @@
+"""The blocks of the how-to page and of the README, run in order with a model that fits a test."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+from transformers import PreTrainedTokenizerFast
+from trl import GRPOConfig
+
+from selective_rollout.gate.certificate import Certificate
+from selective_rollout.gate.config import GateConfig
+from selective_rollout.gate.gate_file import write_gate_file
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = (ROOT / "docs" / "how-to" / "gate-trl-grpo.md", ROOT / "README.md")
+BLOCK = re.compile(r"^```python no-run \(needs trl; run by make test-trainers\)\n(.*?)^```", re.M | re.S)
+
+
+class Drawers:
+    """An environment as TRL wants it."""
+
+    def reset(self, **row: Any) -> str:
+        return "Three drawers."
+
+    def look(self, which: str) -> str:
+        """Look into a drawer.
+
+        Args:
+            which: the drawer.
+        """
+        return "nothing"
+
+    def get_reward(self) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_page_runs_as_it_stands(
+    page: Path,
+    model_folder: Path,
+    tool_tokenizer: PreTrainedTokenizerFast,
+    settings: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tool_tokenizer.save_pretrained(tmp_path / "model")
+    for file in model_folder.iterdir():
+        if file.name in ("config.json", "model.safetensors", "generation_config.json"):
+            (tmp_path / "model" / file.name).write_bytes(file.read_bytes())
+    write_gate_file(
+        Path("gate.toml"),
+        Certificate(
+            rule=GateConfig(start_step=4, tau=0.12),
+            alpha=0.1,
+            delta=0.05,
+            n_signal=60,
+            false_cuts=0,
+            cuts=50,
+            groups=200,
+            grid="0.12",
+            choose_share=0.4,
+            split_seed=0,
+        ),
+    )
+    chosen = settings(gradient_accumulation_steps=1, max_completion_length=12)
+    names: dict[str, Any] = {
+        "model": str(tmp_path / "model"),
+        "args": GRPOConfig(**chosen),
+        "dataset": Dataset.from_dict({"prompt": [[{"role": "user", "content": "Find it."}]] * 4}),
+        "Dataset": Dataset,
+        "Drawers": Drawers,
+    }
+    blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
+    if not blocks:
+        pytest.skip("no block of this page needs trl")
+    for block in blocks:
+        exec(compile(block, str(page), "exec"), names)
+    assert names["trainer"].gate is not None
