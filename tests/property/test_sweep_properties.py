@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from selective_rollout.actions import ActionOptions, canonicalise
 from selective_rollout.analysis.accounting import Accounting
 from selective_rollout.analysis.open_checks import open_positions
-from selective_rollout.analysis.ranking import TaskBootstrap, best_by_chance, rank_correlation
+from selective_rollout.analysis.ranking import ResampledAreas, best_by_chance, rank_correlation
 from selective_rollout.analysis.replay import replay
+from selective_rollout.analysis.resampling import task_weights
 from selective_rollout.analysis.sweep_grid import SweepGrid
 from selective_rollout.analysis.sweep_result import pareto
 from selective_rollout.analysis.sweep_table import SweepCollector, with_cuts
@@ -131,7 +132,7 @@ def columns(rows: list[tuple[int, float, bool]]) -> tuple[list[str], np.ndarray,
 def test_areas_are_those_of_one_ranking(rows: list[tuple[int, float, bool]]) -> None:
     tasks, scores, labels = columns(rows)
     known = ~np.isnan(scores)
-    area = TaskBootstrap(tasks, resamples=20).area(scores, labels, np.ones(len(rows), np.bool_))
+    area = ResampledAreas(tasks, resamples=20).area(scores, labels, np.ones(len(rows), np.bool_))
     assert area.value == auroc(scores[known].tolist(), labels[known].tolist())
     assert (area.positives, area.negatives) == (int(labels[known].sum()), int((~labels[known]).sum()))
 
@@ -140,12 +141,11 @@ def test_areas_are_those_of_one_ranking(rows: list[tuple[int, float, bool]]) -> 
 @given(ROWS)
 def test_the_interval_comes_from_resampled_tasks(rows: list[tuple[int, float, bool]]) -> None:
     tasks, scores, labels = columns(rows)
-    bootstrap = TaskBootstrap(tasks, resamples=30, seed=3)
-    names = sorted(set(tasks))
-    draw = np.random.default_rng(3)
+    bootstrap = ResampledAreas(tasks, resamples=30, seed=3)
+    weights = [task_weights(task, 30, seed=3).tolist() for task in tasks]
     drawn = []
-    for _ in range(30):
-        sample = [i for place in draw.integers(0, len(names), len(names)) for i in _of(tasks, names[place])]
+    for draw in range(30):
+        sample = [i for i in range(len(tasks)) for _ in range(weights[i][draw])]
         known = [i for i in sample if not math.isnan(scores[i])]
         drawn.append(auroc(scores[known].tolist(), labels[known].tolist()))
     areas = [area for area in drawn if area is not None]
@@ -156,10 +156,6 @@ def test_the_interval_comes_from_resampled_tasks(rows: list[tuple[int, float, bo
         assert interval is not None
         low, high = np.quantile(areas, [0.025, 0.975])
         assert (interval.low, interval.high) == pytest.approx((low, high))
-
-
-def _of(tasks: list[str], task: str) -> list[int]:
-    return [i for i, name in enumerate(tasks) if name == task]
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 1.0, 2.0, math.nan]), st.integers(0, 3)), max_size=12))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import comb
 from typing import get_args
 
@@ -24,8 +24,8 @@ class GroupDistance:
 
     The **position** k is how many symbols of each member are compared; what a member has beyond k waits.
     `append` (one step for everybody) and `extend` (uneven chunks) move it as far as all running members have
-    come. `push` and `finish` leave it alone, and `advance_to` moves it by hand, so that the result depends on
-    positions only and never on the order of arrival.
+    come. `push`, `push_all` and `finish` leave it alone, and `advance_to` moves it by hand, so that the
+    result depends on positions only and never on the order of arrival.
 
     padding="end" fills finished members with END to k and divides by k. Differences between finished members
     then fade as k grows. padding="none" compares what there is, d(a[:k], b[:k]) / max of the two lengths.
@@ -97,6 +97,16 @@ class GroupDistance:
         """
         self._require_running(member)
         self._rows[member] += self._table.code(symbol)
+
+    def push_all(self, member: int, symbols: Collection[object]) -> None:
+        """Add several symbols to one running member, without moving the position. On an error none is added.
+
+        Raises:
+            GroupError: the member is unknown, finished or dropped.
+            ConfigError: a symbol cannot be compared (unhashable, or END).
+        """
+        self._require_running(member)
+        self._rows[member] += self._table.encode(symbols)
 
     def append(self, symbols: Sequence[object]) -> None:
         """Add one step of the whole group and move the position.

@@ -7,6 +7,7 @@ from typing import get_args
 
 from selective_rollout.actions import ActionOptions
 from selective_rollout.errors import ConfigError
+from selective_rollout.gate.streaming import StreamRule
 from selective_rollout.types import Hold, Mode, Outcome, Stop
 
 
@@ -33,12 +34,16 @@ class RunConfig:
     """Share of groups, drawn by id, whose would-be cut runs on."""
     hold_timeout_s: float = 120.0
     """A longer hold releases everybody and switches the gate off for the group."""
+    stop_timeout_s: float = 5.0
+    """Longest wait for stopped work (a request, a tool, a judge) to end; whatever comes later is ignored."""
     rollout_timeout_s: float | None = None
     """A rollout that takes longer fails; time spent held does not count."""
     seed: int = 0
     """Base of the sampling seeds, which differ by group and rollout, and of audit draws."""
     temperature: float | None = None
     """Declared sampling temperature; 0 means that siblings are copies, and no group is cut."""
+    stream: StreamRule | None = None
+    """Also watch the completions while they are generated, and cut inside a step; see `gate.streaming`."""
     actions: ActionOptions = field(default_factory=ActionOptions)
 
     def __post_init__(self) -> None:
@@ -50,8 +55,9 @@ class RunConfig:
             raise ConfigError(f"run.concurrency must be at least 1, not {self.concurrency}")
         if not 0.0 <= self.audit_rate <= 1.0:
             raise ConfigError(f"run.audit_rate must be in [0, 1], not {self.audit_rate!r}")
-        if not self.hold_timeout_s > 0:
-            raise ConfigError(f"run.hold_timeout_s must be above 0, not {self.hold_timeout_s!r}")
+        for name in ("hold_timeout_s", "stop_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"run.{name} must be above 0, not {getattr(self, name)!r}")
         for name, value, kind in (("mode", self.mode, Mode), ("stop", self.stop, Stop)):
             if value not in get_args(kind):
                 raise ConfigError(f"run.{name} must be one of {', '.join(get_args(kind))}, not {value!r}")

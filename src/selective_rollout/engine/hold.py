@@ -17,6 +17,7 @@ from typing import Protocol
 from selective_rollout.engine.survivor import first_of, survivor_order
 from selective_rollout.gate.decision import GateDecision, Reason
 from selective_rollout.gate.group import GroupGate
+from selective_rollout.gate.streaming import StreamGate
 from selective_rollout.types import Hold
 
 
@@ -35,6 +36,8 @@ class Verdict:
     stopped: bool = False
     """Whether anything was cut short."""
     cut_at: int | None = None
+    stream_cut_at: int | None = None
+    """Position, in symbols, of the stream gate's decision that was carried out."""
     late_veto: bool = False
     survivor: int | None = None
     answer: str | None = None
@@ -48,6 +51,9 @@ class Control(Protocol):
 
     def note(self, decision: GateDecision) -> None:
         """React to what the gate said."""
+
+    def note_stream(self) -> None:
+        """React to what the group's stream gate said, if it has one."""
 
     def ended(self, rollout: int, *, failed: bool, answer: str | None) -> None:
         """A member ended on its own."""
@@ -71,6 +77,7 @@ class GateControl:
         hold: who waits at a check.
         enforce: False (observe mode, audited groups): nobody is held or stopped.
         on_stop: called with each member whose work in flight, late scoring included, has to stop now.
+        stream: the group's gate over its streams, if they are watched.
         timeout_s: longest hold; then everybody is released and the gate is off for the group.
     """
 
@@ -81,12 +88,16 @@ class GateControl:
         hold: Hold,
         enforce: bool,
         on_stop: Callable[[int], None],
+        stream: StreamGate | None = None,
         timeout_s: float = 120.0,
     ) -> None:
         self._cut: GateDecision | None = None
+        self._cut_by_stream = False
         self._late_veto = False
         self._survivor: int | None = None
         self._gate = gate
+        self._stream = stream
+        self._stream_noted = False
         self._hold = hold
         self._enforce = enforce
         self._on_stop = on_stop
@@ -106,6 +117,8 @@ class GateControl:
             held_since = time.monotonic() if held_since is None else held_since
             if not await self._change_within(held_since + self._timeout_s - time.monotonic()):
                 self._gate.disable()
+                if self._stream is not None:
+                    self._stream.disable()
                 self._notify()
         return word is Word.GO
 
@@ -113,8 +126,23 @@ class GateControl:
         """Carry out a decision that fires; wake the held members after any that was made."""
         if decision.fires and self._enforce and self._cut is None:
             confirmed = self._gate.confirm()
-            self._late_veto = confirmed.reason is Reason.LATE_VETO
+            self._late_veto |= confirmed.reason is Reason.LATE_VETO
             if confirmed.fires:
+                if self._stream is not None:
+                    self._stream.disable()
+                self._carry_out(confirmed)
+        self._notify()
+
+    def note_stream(self) -> None:
+        """Carry out the stream gate's decision if it has fired; members are stopped in mid-sentence."""
+        if self._stream is None or self._stream.fired is None or self._stream_noted:
+            return
+        self._stream_noted = True
+        if self._enforce and self._cut is None:
+            confirmed = self._stream.confirm()
+            self._late_veto |= confirmed.reason is Reason.LATE_VETO
+            if confirmed.fires:
+                self._cut_by_stream = True
                 self._carry_out(confirmed)
         self._notify()
 
@@ -128,10 +156,12 @@ class GateControl:
 
     def verdict(self) -> Verdict:
         """What came of it; asked once every member has ended."""
+        cut_at = self._cut.step if self._cut is not None else None
         return Verdict(
             stopped=self._cut is not None,
-            cut_at=self._cut.step if self._cut is not None else None,
-            late_veto=self._late_veto,
+            cut_at=None if self._cut_by_stream else cut_at,
+            stream_cut_at=cut_at if self._cut_by_stream else None,
+            late_veto=self._late_veto and self._cut is None,
             survivor=self._survivor,
             answer=self._members[self._survivor].answer if self._survivor is not None else None,
         )

@@ -31,15 +31,30 @@ class Ledger:
     """Requests whose completion tokens nobody counted."""
     unknown_prompts: int = 0
     """Requests whose prompt tokens nobody counted."""
+    estimated: int = 0
+    """Guess at the completion tokens of some of the `unknown_requests`, from their text; never part of
+    `completion`."""
+    estimated_requests: int = 0
+    """Requests that `estimated` covers; a cancelled one without a stream leaves no text to guess from."""
     sources: Counter[UsageSource] = field(default_factory=Counter)
     """Requests by who counted their completion tokens."""
 
-    def add(self, usage: Usage, *, overrun: int = 0, wasted: int = 0) -> None:
-        """Book one request."""
+    def add(self, usage: Usage, *, overrun: int = 0, wasted: int = 0, estimate: int | None = None) -> None:
+        """Book one request.
+
+        Args:
+            usage: its tokens.
+            overrun: part of its completion that came after the cut.
+            wasted: completion tokens of its failed attempts, which `usage` does not hold.
+            estimate: a guess at its completion, which counts only if `usage` does not know it.
+        """
         self.requests += 1
         self.sources[usage.source if usage.completion is not None else "unknown"] += 1
         self.unknown_requests += usage.completion is None
         self.unknown_prompts += usage.prompt is None
+        if usage.completion is None and estimate is not None:
+            self.estimated += estimate
+            self.estimated_requests += 1
         self.prompt += usage.prompt or 0
         self.cached += usage.cached or 0
         self.completion += (usage.completion or 0) + wasted
@@ -69,4 +84,6 @@ _TOTALS = (
     "abandoned",
     "unknown_requests",
     "unknown_prompts",
+    "estimated",
+    "estimated_requests",
 )

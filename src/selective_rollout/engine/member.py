@@ -18,13 +18,14 @@ from selective_rollout.actions import canonicalise, read_action
 from selective_rollout.draws import sampling_seed
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.conversation import Opening, replies
+from selective_rollout.engine.feed import StreamFeed
 from selective_rollout.engine.hold import Control
-from selective_rollout.engine.ledger import Ledger
+from selective_rollout.engine.record import RolloutRecord
 from selective_rollout.env.base import Environment, EnvironmentFactory, StepResult
 from selective_rollout.errors import EnvironmentFault, PolicyError
 from selective_rollout.gate.decision import GateDecision
 from selective_rollout.policy.base import Completion, Message, Meter, Policy, RequestInfo
-from selective_rollout.policy.usage import sum_usages
+from selective_rollout.policy.usage import estimate_completion
 from selective_rollout.trace.group_log import GroupLog, observation_hash
 from selective_rollout.types import Rollout, RolloutFailure, RolloutStatus, Step, Task, Usage
 
@@ -39,14 +40,13 @@ class _Stopped(Exception):
 
 
 @dataclass(slots=True)
-class Member:
+class Member(RolloutRecord):
     """Runs one rollout of a group and keeps its record.
 
-    Args of the constructor are the fields below up to `resumed`, the steps to take over from an earlier
-    attempt.
+    Args of the constructor are the fields below up to `feed`; `resumed` are the steps to take over from an
+    earlier attempt.
     """
 
-    index: int
     task: Task
     group_id: str
     policy: Policy
@@ -57,41 +57,20 @@ class Member:
     control: Control
     log: GroupLog
     resumed: Sequence[Step] = ()
+    feed: StreamFeed | None = None
+    """Hears the completions, where the group's streams are watched."""
 
-    ledger: Ledger = field(default_factory=Ledger)
-    steps: list[Step] = field(default_factory=list)
-    status: RolloutStatus = RolloutStatus.RUNNING
-    reward: float | None = None
-    answer: str | None = None
-    failure: RolloutFailure | None = None
     _messages: list[Message] = field(default_factory=list)
     _in_flight: asyncio.Task[Any] | None = None
+    _stop_word: asyncio.Future[None] | None = None
+    """Resolved once the work in flight was told to stop."""
     _is_request: bool = False
     _limit: asyncio.Timeout | None = None
-    _stopping: bool = False
     _meter: Meter | None = None
     _stopped_at: int | None = None
     """Completion tokens the request in flight had received when the group was cut."""
-    _lost: list[Usage] = field(default_factory=list)
-    """Completions that became no step: cut off by their limit, cancelled, or never answered by the world."""
     _wasted: int = 0
     _overrun: int = 0
-
-    @property
-    def rollout(self) -> Rollout:
-        """The record so far."""
-        return Rollout(
-            self.index,
-            tuple(self.steps),
-            self.status,
-            self.reward,
-            answer=self.answer,
-            failure=self.failure,
-        )
-
-    @property
-    def _lost_usage(self) -> Usage | None:
-        return sum_usages(self._lost) if self._lost else None
 
     async def run(self) -> None:
         """Take steps until the rollout ends, fails or is stopped."""
@@ -107,15 +86,12 @@ class Member:
         """Interrupt the work in flight, as far as the stop policy allows."""
         if self._meter is not None:
             self._stopped_at = self._meter.completion
-        task = self._in_flight
-        if (
-            task is None
-            or self.config.stop == "drain"
-            or (self.config.stop == "safe" and not self._is_request)
-        ):
+        if self.config.stop == "drain" or (self.config.stop == "safe" and not self._is_request):
             return
-        self._stopping = True
-        task.cancel()
+        task, word = self._in_flight, self._stop_word
+        if task is not None and word is not None and not (task.done() or word.done()):
+            word.set_result(None)
+            task.cancel()
 
     async def _run_in_environment(self) -> None:
         try:
@@ -191,7 +167,7 @@ class Member:
     ) -> tuple[str, ...] | None:
         completion = await self._complete(admissible)
         if completion.finish_reason == "length":
-            self._lost.append(completion.usage)
+            self.lost.append(completion.usage)
             self._finish(truncated=True)
             return None
         raw = read_action(completion.message, self.config.actions)
@@ -199,7 +175,7 @@ class Member:
         try:
             result = await self._interruptible(_done(partial(environment.step, str(raw))), is_request=False)
         except BaseException:
-            self._lost.append(completion.usage)
+            self.lost.append(completion.usage)
             raise
         self._messages += [completion.message, *replies(completion.message, result.observation)]
         self._record(action, completion, result)
@@ -215,25 +191,32 @@ class Member:
             seed=sampling_seed(self.config.seed, self.group_id, self.index),
             admissible=admissible,
             meter=meter,
+            listener=self.feed,
         )
-        usage = Usage()
+        if self.feed is not None:
+            self.feed.begin()
+        usage, estimate = Usage(), None
         try:
             completion = await self._interruptible(
                 self.policy.complete(self._messages, info), is_request=True
             )
-            usage = completion.usage
+            usage, estimate = completion.usage, estimate_completion(completion.message)
         except BaseException:
             if meter.started:
-                usage = Usage(completion=meter.completion, source="client")
-                self._lost.append(usage)
+                usage = meter.received
+                self.lost.append(usage)
+            if self.feed is not None:
+                self.feed.broke()
             raise
         finally:
             overrun = self._overrun_of(usage)
             self._overrun += overrun
             self._wasted = meter.wasted
             if meter.started or usage != Usage():
-                self.ledger.add(usage, overrun=overrun, wasted=meter.wasted)
+                self.ledger.add(usage, overrun=overrun, wasted=meter.wasted, estimate=estimate)
             self._meter = self._stopped_at = None
+        if self.feed is not None:
+            self.feed.complete(completion.message)
         return completion
 
     async def _score(self, score: Score) -> None:
@@ -256,24 +239,28 @@ class Member:
     async def _interruptible(self, work: Coroutine[Any, Any, T], *, is_request: bool) -> T:
         """Await work that `stop` may cancel, telling our own cancellation from a foreign one.
 
+        Cancelled work has `stop_timeout_s` to end. What it returns or raises from then on is ignored.
+
         Raises:
             _Stopped: `stop` cancelled the work.
         """
         task = asyncio.create_task(work)
-        self._in_flight, self._is_request = task, is_request
+        task.add_done_callback(_forget)
+        word = asyncio.get_running_loop().create_future()
+        self._in_flight, self._stop_word, self._is_request = task, word, is_request
         try:
-            await asyncio.wait({task})
+            await asyncio.wait({task, word}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._in_flight = None
             if not task.done():
-                task.cancel()
-                await asyncio.wait({task})
-        if not task.cancelled():
-            return task.result()
-        if self._stopping:
-            self._stopping = False
+                if not word.done():
+                    task.cancel()
+                await asyncio.wait({task}, timeout=self.config.stop_timeout_s)
+        if word.done():
             raise _Stopped
-        raise RuntimeError("the work was cancelled from within")
+        if task.cancelled():
+            raise RuntimeError("the work was cancelled from within")
+        return task.result()
 
     def _record(
         self, action: str, completion: Completion, result: StepResult, *, replayed: bool = False
@@ -310,7 +297,7 @@ class Member:
             self.answer,
             truncated=truncated,
             last_action=last_action,
-            lost=self._lost_usage,
+            lost=self.lost_usage,
             wasted=self._wasted,
             overrun=self._overrun,
         )
@@ -321,18 +308,25 @@ class Member:
         self.status = RolloutStatus.FAILED
         self.failure = RolloutFailure(kind, message)
         decision = self.log.fail(
-            self.index, kind, message, lost=self._lost_usage, wasted=self._wasted, overrun=self._overrun
+            self.index, kind, message, lost=self.lost_usage, wasted=self._wasted, overrun=self._overrun
         )
         self.control.ended(self.index, failed=True, answer=None)
         self._note(decision)
 
     def _cut(self) -> None:
         self.status = RolloutStatus.CUT
-        self.log.cut(self.index, lost=self._lost_usage, wasted=self._wasted, overrun=self._overrun)
+        self.log.cut(self.index, lost=self.lost_usage, wasted=self._wasted, overrun=self._overrun)
 
     def _note(self, decision: GateDecision | None) -> None:
         if decision is not None:
             self.control.note(decision)
+        self.control.note_stream()
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    """Look at how work ended, so that nobody complains if it was abandoned and broke later."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def _done(work: Callable[[], T | Awaitable[T]]) -> T:

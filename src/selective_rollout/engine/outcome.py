@@ -24,6 +24,11 @@ class GroupOutcome:
     """Position k of the decision that was carried out; None also for an exact vote."""
     would_cut_at: int | None = None
     """Position k of a decision that fired and was not carried out: observe mode, audit, late veto."""
+    stream_decisions: tuple[GateDecision, ...] = ()
+    """Every decision of the stream gate, if there is one; their positions count symbols."""
+    stream_cut_at: int | None = None
+    """Like `cut_at`, of the stream gate. At most one of the two is set."""
+    stream_would_cut_at: int | None = None
     audited: bool = False
     late_veto: bool = False
     survivor: int | None = None

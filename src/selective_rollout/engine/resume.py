@@ -2,50 +2,77 @@
 
 The unit is the group. A group that ended is done; one that did not starts again as the next attempt. Where
 the environment is replayable the recorded steps are taken over by re-stepping them; otherwise their tokens
-count as abandoned. Draws that are on record are read, never drawn again.
+count as abandoned. Draws that are on record are read, never drawn again. What the groups that ended told the
+alarm and the prompt history is told again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, KeysView, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from selective_rollout.engine.runner import EarlierAttempt
+from selective_rollout.gate.audit import Seen
+from selective_rollout.gate.config import GateConfig
 from selective_rollout.trace.reader import ReadReport, RecordedGroup, read_groups
+from selective_rollout.trace.seen import seen_of
 from selective_rollout.types import Rollout, RolloutStatus, Step
+
+
+@dataclass(frozen=True, slots=True)
+class EndedGroup:
+    """What a group that ended has to say to the rest of its run."""
+
+    rewards: tuple[float | None, ...]
+    was_cut: bool
+    seen: Seen | None
+    """For the alarm; None if the group was only observed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
     """What a trace already holds of a run."""
 
-    done: frozenset[str] = frozenset()
-    """Ids of groups that ended."""
+    ended: Mapping[str, EndedGroup] = field(default_factory=dict)
+    """Groups that ended, by id."""
     unfinished: Mapping[str, EarlierAttempt] = field(default_factory=dict)
+
+    @property
+    def done(self) -> KeysView[str]:
+        """Ids of the groups that ended."""
+        return self.ended.keys()
 
 
 def resume_point(
-    paths: Iterable[Path | str], *, replayable: bool, report: ReadReport | None = None
+    paths: Iterable[Path | str],
+    *,
+    replayable: bool,
+    gate: GateConfig | None = None,
+    report: ReadReport | None = None,
 ) -> ResumePoint:
     """Read where a run stopped.
 
     Args:
         paths: the run's trace files or folder.
         replayable: whether its environments can be re-stepped.
+        gate: the rule of the run, which says what rewards count as equal; the paper's by default.
         report: collects what the reader repaired.
 
     Raises:
         TraceError: the trace is unreadable.
     """
-    done: set[str] = set()
+    rule = gate or GateConfig()
+    ended: dict[str, EndedGroup] = {}
     unfinished: dict[str, EarlierAttempt] = {}
     for recorded in read_groups(paths, report=report):
-        if recorded.end is not None and recorded.end.error is None:
-            done.add(recorded.group.id)
+        group, end = recorded.group, recorded.end
+        if end is None or end.error is not None:
+            unfinished[group.id] = _earlier(recorded, replayable)
         else:
-            unfinished[recorded.group.id] = _earlier(recorded, replayable)
-    return ResumePoint(frozenset(done), unfinished)
+            rewards = tuple(rollout.reward for rollout in group.rollouts)
+            ended[group.id] = EndedGroup(rewards, end.outcome is not None, seen_of(recorded, rule))
+    return ResumePoint(ended, unfinished)
 
 
 def _earlier(recorded: RecordedGroup, replayable: bool) -> EarlierAttempt:

@@ -9,31 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from selective_rollout.engine.hold import Verdict
 from selective_rollout.engine.survivor import survivor_order
 from selective_rollout.gate.decision import GateDecision
 from selective_rollout.gate.group import GroupGate
-
-
-def unassailable(votes: Mapping[str, int], outstanding: int) -> str | None:
-    """The answer that wins whatever the `outstanding` members answer, or None.
-
-    A possible tie counts as open: ties have no winner that a full vote would agree on.
-    """
-    ranked = Counter(votes).most_common(2)
-    if not ranked:
-        return None
-    runner_up = ranked[1][1] if len(ranked) > 1 else 0
-    return ranked[0][0] if ranked[0][1] > runner_up + outstanding else None
-
-
-def plurality(answers: Mapping[int, str], order: Sequence[int]) -> str | None:
-    """The most frequent answer; of a tie the one whose voter comes first in the group's order."""
-    votes = Counter(answers.values())
-    most = max(votes.values(), default=0)
-    return next((answers[r] for r in order if r in answers and votes[answers[r]] == most), None)
+from selective_rollout.gate.vote import first_wave, plurality, unassailable
 
 
 def full_vote(gate: GroupGate, answers: Mapping[int, str | None]) -> str | None:
@@ -57,7 +39,7 @@ class VoteControl:
         self.winner: str | None = None
         self._on_stop = on_stop
         self._order = survivor_order(group_id, size)
-        self._first_wave = frozenset(self._order[: size // 2 + 1])
+        self._first_wave = frozenset(first_wave(self._order))
         self._running = set(range(size))
         self._answers: dict[int, str] = {}
         self._stopped = False
@@ -90,6 +72,9 @@ class VoteControl:
 
     def note(self, decision: GateDecision) -> None:
         """The distance plays no part in an exact vote."""
+
+    def note_stream(self) -> None:
+        """Neither does that of the streams."""
 
     def ended(self, rollout: int, *, failed: bool, answer: str | None) -> None:
         """Count a vote; a member without an answer has none."""

@@ -1,8 +1,10 @@
 """What a calibration promises about a gate, and which live rules the promise covers.
 
 A certificate says: with confidence 1 - delta, the rule cuts at most a share alpha of the signal-bearing
-groups of the policy that was recorded. It covers every rule that provably cuts a subset of the same groups,
-and no other. It says nothing about another policy, and a policy in training becomes another one.
+groups of the policy that was recorded. Or, where a survivor answers for the groups cut: at most a share alpha
+of all groups is cut and answered differently than by the full vote. It covers every rule that provably cuts a
+subset of the same groups, and no other; who survives depends on the group alone, so a subset does no more
+harm in either sense. It says nothing about another policy, and a policy in training becomes another one.
 """
 
 from __future__ import annotations
@@ -10,13 +12,18 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from typing import Final, Literal, TypeAlias, get_args
 
 from selective_rollout.errors import ConfigError
-from selective_rollout.gate.audit import thinned, unthinned
+from selective_rollout.gate.audit import Alarm, thinned, unthinned
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.stats import binom_cdf, upper_bound
 
-_SLACK = 1 + 1e-9
+Risk: TypeAlias = Literal["signal", "answer"]
+"""What is bounded. signal: P(cut | signal-bearing). answer: P(cut and the survivor's answer does not lead the
+full vote), over all groups whose full vote is known."""
+
+_SLACK: Final = 1 + 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +45,15 @@ class Stratum:
 
     name: str
     tau: float
-    n_signal: int
+    n_signal: int | None
     false_cuts: int
     cuts: int
     groups: int
+
+    @property
+    def trials(self) -> int:
+        """What the bound is over: signal-bearing groups, or all where answers are at risk."""
+        return self.groups if self.n_signal is None else self.n_signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +66,16 @@ class Certificate:
 
     rule: GateConfig
     alpha: float
-    """Bound on P(cut | signal-bearing)."""
+    """Bound on the risk."""
     delta: float
     """Allowed probability that the bound does not hold."""
-    n_signal: int
-    """Signal-bearing groups, one per independent task."""
+    n_signal: int | None
+    """Signal-bearing groups, one per independent task; None where answers are at risk: all groups count."""
     false_cuts: int
-    """Signal-bearing groups that the rule cuts."""
+    """Groups that the rule cuts and should not: signal-bearing ones, or those answered differently."""
     cuts: int
     groups: int
-    """Labelled groups, one per independent task."""
+    """Labelled groups, or those whose full vote is known; one per independent task."""
     grid: str
     """The thresholds declared beforehand, walked upward."""
     choose_share: float
@@ -82,8 +94,11 @@ class Certificate:
     """False: each stratum's bound holds on its own, not all at once."""
     strata: tuple[Stratum, ...] = ()
     workload: Workload = field(default_factory=Workload)
+    risk: Risk = "signal"
+    """What alpha bounds."""
 
     def __post_init__(self) -> None:
+        self._require_one_risk()
         for name, low in (("alpha", 0.0), ("delta", 0.0)):
             if not low < getattr(self, name) < 1:
                 raise ConfigError(f"certificate.{name} must be strictly between 0 and 1")
@@ -91,10 +106,11 @@ class Certificate:
             raise ConfigError("certificate.stratum_key and the strata belong together")
         if bool(self.recertification) != (self.audit_rate is not None):
             raise ConfigError("certificate.recertification and audit_rate belong together")
-        for false_cuts, n_signal in self._tested:
-            if not 0 <= false_cuts <= n_signal or not self._supported(false_cuts, n_signal):
+        for false_cuts, trials in self._tested:
+            if not 0 <= false_cuts <= trials or not self._supported(false_cuts, trials):
+                kind = "signal-bearing " if self.risk == "signal" else ""
                 raise ConfigError(
-                    f"certificate: {false_cuts} false cuts of {n_signal} signal-bearing groups do not "
+                    f"certificate: {false_cuts} false cuts of {trials} {kind}groups do not "
                     f"support alpha {self.alpha:g} at confidence {self.confidence:g}"
                 )
 
@@ -110,13 +126,18 @@ class Certificate:
         return self.delta / self.chains / (j * (j + 1) if j else 1)
 
     @property
-    def bound(self) -> float:
-        """Upper confidence bound of the false-cut rate, at most alpha; over the strata, the largest."""
-        return max(self.bound_of(false_cuts, n_signal) for false_cuts, n_signal in self._tested)
+    def trials(self) -> int:
+        """What the bound is over: signal-bearing groups, or all where answers are at risk."""
+        return self.groups if self.n_signal is None else self.n_signal
 
-    def bound_of(self, false_cuts: int, n_signal: int) -> float:
-        """Upper bound of a false-cut rate at this certificate's level."""
-        raw = upper_bound(false_cuts, n_signal, 1 - self.level)
+    @property
+    def bound(self) -> float:
+        """Upper confidence bound of the risk, at most alpha; over the strata, the largest."""
+        return max(self.bound_of(false_cuts, trials) for false_cuts, trials in self._tested)
+
+    def bound_of(self, false_cuts: int, trials: int) -> float:
+        """Upper bound of a share of false cuts at this certificate's level."""
+        raw = upper_bound(false_cuts, trials, 1 - self.level)
         return raw if self.audit_rate is None else unthinned(raw, self.audit_rate)
 
     def tau_for(self, metadata: Mapping[str, object]) -> float:
@@ -126,32 +147,65 @@ class Certificate:
         name = str(metadata.get(self.stratum_key))
         return next((stratum.tau for stratum in self.strata if stratum.name == name), 0.0)
 
+    def alarm(self, audit_rate: float) -> Alarm | None:
+        """Watches the bound on audits; None without audits, or where answers are at risk.
+
+        Audits are booked by the label of a group's rewards, which says nothing about its answers.
+        """
+        return Alarm(self.alpha, audit_rate) if audit_rate and self.risk == "signal" else None
+
     def describe(self) -> str:
         """The claim in plain words, wrapped."""
-        sentences = [
-            f"With {100 * self.confidence:g}% confidence this gate cuts at most {100 * self.alpha:g}% of the",
-            f"signal-bearing groups: it would have cut {self.false_cuts} of {self.n_signal} observed, and",
-            f"{self.cuts} of all {self.groups} (upper bound {100 * self.bound:.1f}%).",
-        ]
+        sentences = [self._claim()]
         if self.stratum_key is not None:
             names = ", ".join(f"{stratum.name} {stratum.tau:g}" for stratum in self.strata)
             scope = "for all strata at once" if self.joint else "per stratum, not for all at once"
             sentences.append(f"This holds {scope}; tau by {self.stratum_key}: {names}; off in all others.")
+        watch = "keep audits on, and" if self.risk == "signal" else "no audit watches answers, so"
         sentences += [
             "It certifies the policy that was recorded. New weights, prompts, sampling or tasks make another",
-            "policy: keep audits on, and calibrate again.",
+            f"policy: {watch} calibrate again.",
         ]
         return textwrap.fill(" ".join(sentences), width=100)
 
+    def _claim(self) -> str:
+        confidence, alpha = f"{100 * self.confidence:g}%", f"{100 * self.alpha:g}%"
+        bound = f"(upper bound {100 * self.bound:.1f}%)"
+        if self.risk == "signal":
+            return (
+                f"With {confidence} confidence this gate cuts at most {alpha} of the signal-bearing groups: "
+                f"it would have cut {self.false_cuts} of {self.n_signal} observed, and {self.cuts} of all "
+                f"{self.groups} {bound}."
+            )
+        return (
+            f"With {confidence} confidence at most {alpha} of all groups are cut and then answered "
+            f"differently than by their full vote: it would have cut {self.cuts} of {self.groups} observed, "
+            f"and {self.false_cuts} of the survivors would have answered differently {bound}."
+        )
+
     @property
     def _tested(self) -> list[tuple[int, int]]:
-        if self.strata:
-            return [(stratum.false_cuts, stratum.n_signal) for stratum in self.strata]
-        return [(self.false_cuts, self.n_signal)]
+        return [(part.false_cuts, part.trials) for part in (self.strata or (self,))]
 
-    def _supported(self, false_cuts: int, n_signal: int) -> bool:
+    def _supported(self, false_cuts: int, trials: int) -> bool:
         rate = self.alpha if self.audit_rate is None else thinned(self.alpha, self.audit_rate)
-        return binom_cdf(false_cuts, n_signal, rate) <= self.level * _SLACK
+        return binom_cdf(false_cuts, trials, rate) <= self.level * _SLACK
+
+    def _require_one_risk(self) -> None:
+        if self.risk not in get_args(Risk):
+            raise ConfigError(f"certificate.risk must be signal or answer, not {self.risk!r}")
+        for n_signal in (self.n_signal, *(stratum.n_signal for stratum in self.strata)):
+            if (n_signal is None) != (self.risk == "answer"):
+                raise ConfigError(
+                    "certificate.n_signal: signal-bearing groups are counted with risk signal, and only there"
+                )
+        if self.risk == "answer" and self.rule.outcome != "survivor":
+            raise ConfigError(
+                "certificate.risk answer is about survivors, so the rule's outcome must be survivor, not "
+                f"{self.rule.outcome!r}"
+            )
+        if self.risk == "answer" and self.recertification:
+            raise ConfigError("certificate.risk answer cannot be renewed from audits")
 
 
 def accepts(certificate: Certificate, live: GateConfig, *, per_stratum: bool = False) -> list[str]:

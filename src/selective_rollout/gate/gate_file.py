@@ -37,7 +37,6 @@ _CERTIFICATE: Final[Mapping[str, tuple[type, ...]]] = {
     "alpha": _NUMBER,
     "delta": _NUMBER,
     "confidence": _NUMBER,
-    "n_signal": (int,),
     "false_cuts": (int,),
     "cuts": (int,),
     "groups": (int,),
@@ -51,16 +50,21 @@ _CERTIFICATE: Final[Mapping[str, tuple[type, ...]]] = {
     "rule_hash": (str,),
     "file_hash": (str,),
 }
-_OPTIONAL: Final[Mapping[str, tuple[type, ...]]] = {"audit_rate": _NUMBER, "stratum_key": (str,)}
+_OPTIONAL: Final[Mapping[str, tuple[type, ...]]] = {
+    "n_signal": (int,),
+    "audit_rate": _NUMBER,
+    "stratum_key": (str,),
+    "risk": (str,),
+}
 _STRATUM: Final[Mapping[str, tuple[type, ...]]] = {
     "name": (str,),
     "tau": _NUMBER,
-    "n_signal": (int,),
     "false_cuts": (int,),
     "cuts": (int,),
     "groups": (int,),
     "bound": _NUMBER,
 }
+_STRATUM_OPTIONAL: Final[Mapping[str, tuple[type, ...]]] = {"n_signal": (int,)}
 _WORKLOAD: Final[Mapping[str, tuple[type, ...]]] = {
     "model": (str,),
     "sampling": (str,),
@@ -174,7 +178,7 @@ def _certificate(tables: Mapping[str, Any], rule: GateConfig) -> Certificate:
     _require_typed("certificate", claim, _CERTIFICATE, _OPTIONAL)
     _require_typed("workload", workload, {}, _WORKLOAD)
     for table in strata:
-        _require_typed("strata", table, _STRATUM)
+        _require_typed("strata", table, _STRATUM, _STRATUM_OPTIONAL)
     if claim["format"] != FORMAT:
         raise ConfigError(f"certificate.format {claim['format']} is not {FORMAT}: calibrate again")
     absent = [name for name in rule.to_dict() if name not in tables["gate"] and name not in _NULLABLE]
@@ -184,10 +188,13 @@ def _certificate(tables: Mapping[str, Any], rule: GateConfig) -> Certificate:
     if claim["file_hash"] != _hash(content):
         raise ConfigError(_tampered("the certificate"))
     left_out = ("format", "rule_hash", "file_hash", *_DERIVED)
+    unknown = {"n_signal": None}
     return Certificate(
         rule=rule,
-        **{name: value for name, value in claim.items() if name not in left_out},
-        strata=tuple(Stratum(**{k: v for k, v in table.items() if k != "bound"}) for table in strata),
+        **{**unknown, **{name: value for name, value in claim.items() if name not in left_out}},
+        strata=tuple(
+            Stratum(**{**unknown, **{k: v for k, v in table.items() if k != "bound"}}) for table in strata
+        ),
         workload=Workload(**workload),
     )
 
@@ -204,8 +211,9 @@ def _claim(certificate: Certificate) -> dict[str, object]:
 
 
 def _stratum_table(certificate: Certificate, stratum: Stratum) -> Table:
-    table: dict[str, object] = {field.name: getattr(stratum, field.name) for field in fields(Stratum)}
-    return {**table, "bound": certificate.bound_of(stratum.false_cuts, stratum.n_signal)}
+    values = {field.name: getattr(stratum, field.name) for field in fields(Stratum)}
+    known = {name: value for name, value in values.items() if value is not None}
+    return {**known, "bound": certificate.bound_of(stratum.false_cuts, stratum.trials)}
 
 
 def _without_null(tables: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ that lockstep gives. The class is synchronous, thread-safe and does no I/O; a re
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
@@ -156,6 +156,32 @@ class GroupGate:
             member = self._running_member(rollout)
             was_there = self._is_there(member)
             self._append(member, rollout, action, observation, state_key, is_error)
+            return self._settle(member, was_there)
+
+    def extend(self, rollout: int, symbols: Collection[Hashable]) -> GateDecision:
+        """Append several symbols of a running rollout: what reporting them one by one would do, in one call.
+
+        For streams, whose symbols come by the dozen; see `gate.streaming`. What the environment answered
+        cannot be told of a chunk, so a rule with a score takes single actions only.
+
+        Args:
+            rollout: 0-based index.
+            symbols: token ids, characters or actions, oldest first; none of them None.
+
+        Raises:
+            ConfigError: the rule has a score.
+            GroupError: unknown rollout, or one that has already ended.
+        """
+        if self.config.score is not None:
+            raise ConfigError(f"group {self.group_id!r}: a rule with a score takes single actions, no chunks")
+        with self._lock:
+            member = self._running_member(rollout)
+            was_there = self._is_there(member)
+            self._measure.push_all(rollout, symbols)
+            if member.first_action is None:
+                filled = (place for place, symbol in enumerate(symbols, member.actions + 1) if symbol != "")
+                member.first_action = next(filled, None)
+            member.actions += len(symbols)
             return self._settle(member, was_there)
 
     def finish(

@@ -6,7 +6,7 @@ compares the joined action texts, as the tutorial does; it exists for parity and
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from typing import Protocol
 
 from selective_rollout.distance import GroupDistance, mean_pairwise_distance, should_stop_group
@@ -18,6 +18,9 @@ class Measure(Protocol):
 
     def push(self, member: int, symbol: Hashable) -> None:
         """Append one symbol to a member."""
+
+    def push_all(self, member: int, symbols: Collection[Hashable]) -> None:
+        """Append several symbols to a member."""
 
     def finish(self, member: int) -> None:
         """The member takes no further step."""
@@ -57,6 +60,10 @@ class CharDistance:
     def push(self, member: int, symbol: Hashable) -> None:
         """Append one action."""
         self._actions[member].append(str(symbol))
+
+    def push_all(self, member: int, symbols: Collection[Hashable]) -> None:
+        """Append several actions."""
+        self._actions[member].extend(map(str, symbols))
 
     def finish(self, member: int) -> None:
         """Nothing to do: a finished member's text simply stops growing."""

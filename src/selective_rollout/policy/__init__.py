@@ -4,7 +4,7 @@
 else here does.
 """
 
-from selective_rollout.policy.base import Completion, Message, Meter, Policy, RequestInfo
+from selective_rollout.policy.base import Completion, Listener, Message, Meter, Piece, Policy, RequestInfo
 from selective_rollout.policy.endpoint import Endpoint
 from selective_rollout.policy.options import Constrain, RequestLimits, SamplingParams
 from selective_rollout.policy.usage import read_usage, response_usage, sum_usages
@@ -13,8 +13,10 @@ __all__ = [
     "Completion",
     "Constrain",
     "Endpoint",
+    "Listener",
     "Message",
     "Meter",
+    "Piece",
     "Policy",
     "RequestInfo",
     "RequestLimits",

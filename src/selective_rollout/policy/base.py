@@ -32,6 +32,34 @@ class Meter:
     """Times the request was sent, retries included."""
     wasted: int = 0
     """Completion tokens of attempts that failed after they had begun to answer."""
+    usage: Usage | None = None
+    """The last attempt as the server counted it; None as long as it has not, and unknown usage for an attempt
+    whose tokens nobody can count (not streamed, and cancelled)."""
+
+    @property
+    def received(self) -> Usage:
+        """What the last attempt came to, told by the server or else counted here."""
+        return self.usage or Usage(completion=self.completion, source="client")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one chunk adds to a completion that is being streamed."""
+
+    text: str = ""
+    """Reasoning, content and refusal, in the order in which they came; no tool calls."""
+    token_ids: tuple[int, ...] | None = None
+    """Ids of all its tokens, those of reasoning and tool calls included; None: the server sent none."""
+
+
+class Listener(Protocol):
+    """Hears a completion while it is being generated."""
+
+    def heard(self, piece: Piece) -> None:
+        """Another piece has come."""
+
+    def broke(self) -> None:
+        """The attempt failed: a retry, if there is one, begins from nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +76,8 @@ class RequestInfo:
     admissible: tuple[str, ...] | None = None
     """Actions the environment would understand now, if it says."""
     meter: Meter = field(default_factory=Meter, compare=False)
+    listener: Listener | None = field(default=None, compare=False)
+    """Wants to hear the completion as it comes. A policy that cannot stream may leave it out."""
 
 
 @dataclass(frozen=True, slots=True)

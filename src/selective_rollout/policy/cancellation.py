@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
 
-async def finish_cleanup(work: Coroutine[Any, Any, _T]) -> _T:
+async def finish_cleanup(
+    work: Coroutine[Any, Any, _T],
+    end_early: Callable[[asyncio.Task[_T]], Awaitable[None]] | None = None,
+) -> _T:
     """Await work in a task of its own, which hears of the first cancellation only.
 
     A task that is cancelled again while it closes its connection leaves it open, and the server goes on
     generating. Here the second cancellation ends the waiting, and the closing goes on.
+
+    Args:
+        work: what to await.
+        end_early: called with the task at the first cancellation, to bring it to an end in a better way;
+            where it has not ended afterwards, it is cancelled.
     """
     task = asyncio.create_task(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        task.cancel()
-        await asyncio.wait([task])
+        try:
+            if end_early is not None and not task.done():
+                await end_early(task)
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()
         raise

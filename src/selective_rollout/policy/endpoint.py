@@ -82,6 +82,11 @@ class Endpoint:
             api_key_from=key_from or "no setting, EMPTY was sent",
         )
 
+    @property
+    def root_url(self) -> str:
+        """The address without its /v1: health, metrics and aborts live beside the API."""
+        return self.base_url.rstrip("/").removesuffix("/v1")
+
     def redact(self, text: str) -> str:
         """Remove the key from a text, such as a server's error message that repeats it."""
         return text if self.api_key == NO_KEY else text.replace(self.api_key, "***")

@@ -156,6 +156,24 @@ class ChoiceParts:
         return self._calls.setdefault(place, CallParts()).add(call_id, function)
 
 
+def said(delta: Mapping[str, Any]) -> str:
+    """Text of a delta or message that is no tool call: reasoning, then content, then refusal.
+
+    Raises:
+        PolicyError: kind "protocol" if a field has a type that the format does not know.
+    """
+    reasoning = next((delta[name] for name in _REASONING_FIELDS if delta.get(name)), None)
+    return _text(reasoning) + _text(delta.get("content")) + _text(delta.get("refusal"))
+
+
+def called(message: Mapping[str, Any]) -> str:
+    """The tool calls of a finished message as text, `name(arguments)` one after the other."""
+    calls = [as_object(call, "a tool call").get("function") for call in message.get("tool_calls") or ()]
+    legacy = message.get("function_call")
+    functions = [as_object(call, "a function") for call in [*calls, *([legacy] if legacy else [])]]
+    return "".join(f"{function.get('name')}({function.get('arguments')})" for function in functions)
+
+
 def _whole(text: str) -> str:
     """Join surrogate pairs that came in two pieces, and replace single ones, which JSON can spell."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

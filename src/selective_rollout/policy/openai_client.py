@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
 from selective_rollout.errors import ConfigError, PolicyError
-from selective_rollout.policy.base import Completion, Message, Meter, RequestInfo
+from selective_rollout.policy.abort import Aborter
+from selective_rollout.policy.base import Completion, Message, RequestInfo
 from selective_rollout.policy.cancellation import finish_cleanup
 from selective_rollout.policy.constrain import unwrap_action
 from selective_rollout.policy.endpoint import Endpoint
@@ -17,8 +19,9 @@ from selective_rollout.policy.failures import Failure
 from selective_rollout.policy.options import Constrain, RequestLimits, SamplingParams
 from selective_rollout.policy.request import Request, RequestBuilder
 from selective_rollout.policy.retry import retry_delay_s
-from selective_rollout.policy.stream import Assembly
+from selective_rollout.policy.stream import Assembly, read_piece
 from selective_rollout.policy.transport import REQUEST_ERRORS, Transport
+from selective_rollout.types import Usage
 
 _STOPPED_BY_SERVER: Final = ("abort", "error")
 _MODELS_TIMEOUT_S: Final = 5.0
@@ -27,8 +30,10 @@ _MODELS_TIMEOUT_S: Final = 5.0
 class OpenAIPolicy:
     """Completions from a server; belongs to the event loop that uses it first.
 
-    Cancelling `complete` closes the connection, on which servers stop generating, and never leads to a retry.
-    `info.meter` then tells how many tokens had come; without streaming nobody can tell, and it stays at 0.
+    Cancelling `complete` aborts the request by its id where the server honours that (`policy.abort`), else
+    closes the connection, on which most servers stop generating; it never leads to a retry. `info.meter` then
+    tells how many tokens had come. After an abort the server says so itself; after a closed connection it is
+    the count of a stream, and without streaming nobody can tell.
 
     Args:
         endpoint: the server and the model.
@@ -73,6 +78,7 @@ class OpenAIPolicy:
         self._limits = limits or RequestLimits()
         self._places = asyncio.Semaphore(concurrency)
         self._transport = Transport(endpoint)
+        self._aborter = Aborter(self._transport)
 
     async def complete(self, messages: Sequence[Message], info: RequestInfo) -> Completion:
         """Return the next assistant message; see `Policy.complete`.
@@ -83,7 +89,7 @@ class OpenAIPolicy:
         request = self._requests.build(messages, info)
         retries = 0
         while True:
-            outcome = await self._attempt(request, info.meter)
+            outcome = await self._attempt(request, info)
             if isinstance(outcome, Completion):
                 break
             if self._requests.adapt(request, outcome):
@@ -109,20 +115,25 @@ class OpenAIPolicy:
     ) -> None:
         await self.aclose()
 
-    async def _attempt(self, request: Request, meter: Meter) -> Completion | Failure:
+    async def _attempt(self, request: Request, info: RequestInfo) -> Completion | Failure:
         """Send the request once; what had come of a failed answer is counted as wasted."""
+        meter = info.meter
         async with self._places:
             meter.started = True
             meter.attempts += 1
+            request_id = self._aborter.name(request)
             try:
-                return await finish_cleanup(self._send(request, meter))
+                return await finish_cleanup(self._send(request, info), partial(self._aborter.end, request_id))
             except REQUEST_ERRORS as error:
                 failure = self._transport.describe(error)
-        meter.wasted += meter.completion
-        meter.completion = 0
+        meter.wasted += meter.received.completion or 0
+        meter.completion, meter.usage = 0, None
+        if info.listener is not None:
+            info.listener.broke()
         return failure
 
-    async def _streamed(self, request: Request, meter: Meter) -> Completion:
+    async def _streamed(self, request: Request, info: RequestInfo) -> Completion:
+        meter, listener = info.meter, info.listener
         limits, now = self._limits, asyncio.get_running_loop().time
         end = now() + limits.timeout_s
         assembly = Assembly()
@@ -131,22 +142,29 @@ class OpenAIPolicy:
                 async with self._transport.stream(request.body, request.headers) as chunks:
                     async for chunk in chunks:
                         meter.completion += assembly.add_chunk(chunk)
+                        if listener is not None:
+                            listener.heard(read_piece(chunk))
                         if meter.completion:
                             timer.reschedule(min(end, now() + limits.stall_timeout_s))
         except TimeoutError:
             raise PolicyError(self._late(now() >= end, meter.completion), "timeout") from None
+        meter.usage = assembly.usage()
         return _completion(assembly)
 
-    async def _whole(self, request: Request, meter: Meter) -> Completion:
-        assembly = Assembly()
+    async def _whole(self, request: Request, info: RequestInfo) -> Completion:
+        meter, assembly = info.meter, Assembly()
+        meter.usage = Usage()
         try:
             async with asyncio.timeout(self._limits.timeout_s):
-                assembly.add_response(await self._transport.fetch(request.body, request.headers))
+                answer = await self._transport.fetch(request.body, request.headers)
+            assembly.add_response(answer)
         except TimeoutError:
             raise PolicyError(self._late(True, 0), "timeout") from None
-        completion = _completion(assembly)
-        meter.completion = completion.usage.completion or 0
-        return completion
+        meter.usage = assembly.usage()
+        meter.completion = meter.usage.completion or 0
+        if info.listener is not None:
+            info.listener.heard(read_piece(answer))
+        return _completion(assembly)
 
     def _late(self, overall: bool, tokens: int) -> str:
         if overall:

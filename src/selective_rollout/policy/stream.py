@@ -1,6 +1,7 @@
 """Assembling an answer, streamed or whole, into finished messages with their usage.
 
-Nothing can be read out before the answer has ended, so half a tool call is never taken for an action.
+No message can be read out before the answer has ended, so half a tool call is never taken for an action. What
+a single chunk adds to the generated text and its token ids is for `read_piece` to say.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from selective_rollout.errors import PolicyError
-from selective_rollout.policy.fragments import ChoiceParts, as_list, as_object
+from selective_rollout.policy.base import Piece
+from selective_rollout.policy.fragments import ChoiceParts, as_list, as_object, said
 from selective_rollout.policy.usage import read_timings, response_usage
 from selective_rollout.types import Usage
 
@@ -120,3 +122,28 @@ class Assembly:
         parts = self._parts.setdefault(index, ChoiceParts())
         parts.finish_reason = choice.get("finish_reason") or parts.finish_reason
         return parts.add(as_object(choice.get(name), name))
+
+
+def read_piece(payload: object) -> Piece:
+    """What a chunk, or a whole answer, adds to the only choice that was asked for.
+
+    Token ids come as `token_ids` (vLLM, if asked by `return_token_ids`), or inside `logprobs` (llama.cpp).
+
+    Raises:
+        PolicyError: kind "protocol" if it is no chunk.
+    """
+    choices = as_list(as_object(payload, "a part of the answer").get("choices"), "choices")
+    if not choices:
+        return Piece()
+    choice = as_object(choices[0], "a choice")
+    delta = choice.get("delta") if "delta" in choice else choice.get("message")
+    return Piece(said(as_object(delta, "delta")), _token_ids(choice))
+
+
+def _token_ids(choice: Mapping[str, Any]) -> tuple[int, ...] | None:
+    ids = choice.get("token_ids")
+    if ids is None and isinstance(logprobs := choice.get("logprobs"), Mapping):
+        tokens = as_list(logprobs.get("content"), "logprobs")
+        ids = [as_object(token, "a token").get("id") for token in tokens]
+    whole = isinstance(ids, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in ids)
+    return tuple(ids) if whole and ids is not None else None

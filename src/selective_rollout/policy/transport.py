@@ -1,4 +1,4 @@
-"""The OpenAI SDK behind a seam of three calls; the only module that imports it.
+"""The OpenAI SDK behind a seam of a few calls; the only module that imports it.
 
 Bodies and answers are plain dicts: servers differ too much for the SDK's models. The SDK neither retries nor
 sends anything from the environment here. It runs on httpx (SDK 2) or httpx2 (SDK 3), whose exceptions SDK 2
@@ -8,9 +8,9 @@ does not always wrap.
 from __future__ import annotations
 
 import importlib
-import json
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from types import NoneType
 from typing import Any, Final
 
 import openai
@@ -28,8 +28,7 @@ REQUEST_ERRORS: Final[tuple[type[Exception], ...]] = (
     openai.OpenAIError,
     _http.RequestError,
     OSError,
-    json.JSONDecodeError,
-    UnicodeError,
+    UnicodeEncodeError,
     PolicyError,
 )
 """Everything by which a request can fail; `describe` turns each into a failure."""
@@ -64,6 +63,28 @@ class _Client(openai.AsyncOpenAI):
         return dict(self._headers)
 
 
+class _Chunks(AsyncIterator[object]):
+    """The decoded chunks of a stream."""
+
+    def __init__(self, answer: openai.AsyncStream[object]) -> None:
+        self._chunks = aiter(answer)
+
+    async def __anext__(self) -> object:
+        with _reading_json():
+            return await anext(self._chunks)
+
+
+@contextmanager
+def _reading_json() -> Iterator[None]:
+    """Name what a server sent that Python's JSON reader gives up on: bad syntax, endless numbers or depth."""
+    try:
+        yield
+    except UnicodeEncodeError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise PolicyError(f"a part of the answer cannot be read as JSON ({error})", "protocol") from None
+
+
 class Transport:
     """Requests to one endpoint over one pool of connections, bound to the event loop that uses it first."""
 
@@ -89,7 +110,7 @@ class Transport:
             stream_cls=openai.AsyncStream[object],
         )
         async with answer:
-            yield answer
+            yield _Chunks(answer)
 
     async def fetch(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> object:
         """Send a request and return the whole decoded answer.
@@ -97,9 +118,10 @@ class Transport:
         Raises:
             REQUEST_ERRORS: the request failed.
         """
-        return await self._client.post(
-            _PATH, cast_to=object, body=dict(body), options={"headers": dict(headers)}
-        )
+        with _reading_json():
+            return await self._client.post(
+                _PATH, cast_to=object, body=dict(body), options={"headers": dict(headers)}
+            )
 
     async def models(self) -> tuple[str, ...]:
         """Names that the server lists.
@@ -107,11 +129,28 @@ class Transport:
         Raises:
             REQUEST_ERRORS: the request failed; kind "protocol" if the answer is no list of models.
         """
-        answer: object = await self._client.get("/models", cast_to=object)
+        with _reading_json():
+            answer: object = await self._client.get("/models", cast_to=object)
         data = answer.get("data") if isinstance(answer, Mapping) else None
         if not isinstance(data, list):
             raise PolicyError("/models answered with something other than a list of models", "protocol")
         return tuple(str(model["id"]) for model in data if isinstance(model, Mapping) and "id" in model)
+
+    async def post_root(self, path: str, body: Mapping[str, Any]) -> None:
+        """Send a request to a path below the server's root, where servers keep what is not OpenAI's.
+
+        Raises:
+            REQUEST_ERRORS: the request failed.
+        """
+        await self._client.post(self._endpoint.root_url + path, cast_to=NoneType, body=dict(body))
+
+    async def get_root(self, path: str) -> str:
+        """Read a path below the server's root as text.
+
+        Raises:
+            REQUEST_ERRORS: the request failed.
+        """
+        return await self._client.get(self._endpoint.root_url + path, cast_to=str)
 
     def describe(self, error: Exception) -> Failure:
         """Turn one of REQUEST_ERRORS into a failure."""
@@ -123,9 +162,7 @@ class Transport:
             return from_transport(error, self._endpoint)
         if isinstance(error, openai.APIError):
             return self._describe_event(error)
-        if isinstance(error, UnicodeEncodeError):
-            return Failure("bad_request", "a message holds half a character (a lone surrogate); replace it")
-        return Failure("protocol", f"{self._endpoint.base_url}: a part of the answer is no JSON")
+        return Failure("bad_request", "a message holds half a character (a lone surrogate); replace it")
 
     async def aclose(self) -> None:
         """Close all connections."""

@@ -21,6 +21,7 @@ from selective_rollout.testing.wire import JSON_HEADERS, Wire, encode, error_bod
 
 _CHAT: Final = "/v1/chat/completions"
 _ABORT: Final = "/inference/v1/abort_requests"
+_VERSION: Final = "imitated on loopback"
 
 _Endpoint: TypeAlias = Callable[[Exchange], Awaitable[None]]
 
@@ -43,6 +44,10 @@ class App:
             "/health": ("GET", self._health),
             "/metrics": ("GET", self._metrics),
         }
+        if self._profile.metrics_prefix == "llamacpp":
+            self._endpoints["/props"] = ("GET", self._props)
+        else:
+            self._endpoints["/version"] = ("GET", self._version)
         if self._profile.has_abort_endpoint:
             self._endpoints[_ABORT] = ("POST", self._abort)
 
@@ -86,7 +91,7 @@ class App:
         record = RequestRecord(
             ordinal,
             exchange.request.path,
-            self._response_id(exchange, uuid.uuid4().hex),
+            self._response_id(exchange, headers.get("x-request-id") or uuid.uuid4().hex),
             group=headers.get("x-rollout-group"),
             rollout=headers.get("x-rollout-id"),
         )
@@ -107,10 +112,10 @@ class App:
                 return
             _fail_at_the_door(fault)
         request = read_generate_request(body, self._options, chat=exchange.request.path == _CHAT)
-        if request.request_id is not None:
+        if request.request_id is not None and "x-request-id" not in exchange.request.headers:
             record.request_id = self._response_id(exchange, request.request_id)
         generation = self._engine.start(request, record, fault)
-        exchange.on_disconnect = lambda: self._engine.client_left(generation, record)
+        exchange.on_disconnect = lambda: self._engine.client_left(request, generation, record)
         job = Job(
             request=request,
             generation=generation,
@@ -157,6 +162,12 @@ class App:
             await self._send_json(exchange, 200, {"status": "ok"})
         else:
             await exchange.respond(200, b"", [])
+
+    async def _version(self, exchange: Exchange) -> None:
+        await self._send_json(exchange, 200, {"version": _VERSION})
+
+    async def _props(self, exchange: Exchange) -> None:
+        await self._send_json(exchange, 200, {"total_slots": self._options.slots, "build_info": _VERSION})
 
     async def _metrics(self, exchange: Exchange) -> None:
         text = metrics_text(self.counters.snapshot(), self._profile, self._options.model)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from selective_rollout.testing.cache import PrefixCache
+from selective_rollout.testing.constraints import constrained
 from selective_rollout.testing.counters import Counters, RequestRecord
 from selective_rollout.testing.faults import Fault, FaultContext, as_fault, body_key
 from selective_rollout.testing.generation import Generation, Pace
@@ -75,10 +76,11 @@ class Engine:
             for choice in generation.choices:
                 self._cache.add([*request.prompt, *generated_text(choice.tokens)], request.cache_salt)
 
-    def client_left(self, generation: Generation, record: RequestRecord) -> None:
-        """Stop all sequences of a request whose client has gone."""
+    def client_left(self, request: GenerateRequest, generation: Generation, record: RequestRecord) -> None:
+        """Stop all sequences of a request whose client has gone, if this server does."""
         self._counters.disconnected(record)
-        if self._options.stops_on_disconnect:
+        noticed = request.stream or request.n > 1 or self._options.profile.stops_unstreamed
+        if self._options.stops_on_disconnect and noticed:
             generation.stop("disconnect")
 
     def abort(self, request_ids: Collection[str]) -> None:
@@ -94,7 +96,8 @@ class Engine:
         for index in range(request.n):
             choice = 0 if request.greedy else index
             seed = 0 if request.greedy else base + index
-            reply = self._options.brain.reply(request.body, choice=choice, seed=seed)
+            said = self._options.brain.reply(request.body, choice=choice, seed=seed)
+            reply = constrained(said, request.body, self._options.profile.constraints, seed)
             plan = plan_sequence(reply, max_tokens=request.max_tokens, stop=request.stop)
             if fault is not None and fault.kind == "truncated_utf8":
                 plan = cut_inside_character(plan, fault.after_steps)

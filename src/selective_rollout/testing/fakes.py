@@ -8,10 +8,10 @@ from typing import Any
 
 from selective_rollout.env.base import Observation, StepResult
 from selective_rollout.errors import ConfigError, EnvironmentFault
-from selective_rollout.policy.base import Completion, Message, Meter, RequestInfo
+from selective_rollout.policy.base import Completion, Message, Piece, RequestInfo
 from selective_rollout.testing.brains import Brain
-from selective_rollout.testing.sequence import plan_sequence, shown_message
-from selective_rollout.testing.tokens import render_prompt
+from selective_rollout.testing.sequence import Token, plan_sequence, shown_message
+from selective_rollout.testing.tokens import EOS, render_prompt, token_id
 from selective_rollout.types import Usage
 
 _NO_LIMIT = 1_000_000
@@ -82,7 +82,7 @@ class ScriptedPolicy:
         request: dict[str, Any] = {"messages": messages, "seed": info.seed}
         reply = self._brain.reply(request, choice=info.rollout, seed=info.seed)
         plan = plan_sequence(reply, max_tokens=self._max_tokens)
-        await self._spend(len(plan.tokens), info.meter)
+        await self._speak(plan.tokens, info)
         key = f"{info.group_id}-{info.rollout}-{info.step}"
         call_ids = [call.id or f"call-{key}-{index}" for index, call in enumerate(plan.calls)]
         return Completion(
@@ -97,12 +97,15 @@ class ScriptedPolicy:
             response_id=f"scripted-{key}",
         )
 
-    async def _spend(self, tokens: int, meter: Meter) -> None:
+    async def _speak(self, tokens: Sequence[Token], info: RequestInfo) -> None:
         if self._first_token_delay_s:
             await asyncio.sleep(self._first_token_delay_s)
-        for _ in range(tokens):
+        for token in tokens:
             await asyncio.sleep(self._token_delay_s)
-            meter.completion += 1
+            info.meter.completion += 1
+            if info.listener is not None:
+                text = token.text if token.kind in ("reasoning", "content") else ""
+                info.listener.heard(Piece(text, (token_id(EOS if token.kind == "eos" else token.text),)))
 
 
 class ScriptedEnvironment:

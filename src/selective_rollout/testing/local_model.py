@@ -8,18 +8,16 @@ OpenMP setting that only counts if it is there when the library loads.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import secrets
-import subprocess
 import sys
-import tempfile
-import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Final, Self
+from typing import Final, Self
 
-from selective_rollout.errors import ConfigError, MissingExtraError, PrerequisiteError
+from selective_rollout.errors import ConfigError, MissingExtraError
+from selective_rollout.testing.child_server import ChildServer
 from selective_rollout.testing.weights import fetch_weights
 
 _SERVER: Final = Path(__file__).with_name("local_server.py")
@@ -46,7 +44,7 @@ class LocalModel:
 
     - Each slot keeps one conversation. With more conversations than slots they push each other out, and most
       of what is read is read again: run one group at a time.
-    - Leaving a streamed answer stops its generation at once; any other is generated to its end.
+    - Leaving a streamed answer stops its generation at once; one not streamed is generated to its end.
     - Connections are dropped after streamed answers: ask with `keep_alive=False`.
     - `n` may be at most `slots`, and `usage` then counts one choice only. Any model name is accepted.
 
@@ -87,7 +85,7 @@ class LocalModel:
         self._context_per_slot = context_per_slot
         self._threads = threads
         self._chat_template = chat_template
-        self._process: subprocess.Popen[str] | None = None
+        self._child: ChildServer | None = None
 
     def __enter__(self) -> Self:
         """Start the server and wait until it answers.
@@ -97,28 +95,22 @@ class LocalModel:
             MissingExtraError: the `llm` extra is not installed.
             PrerequisiteError: no weights, or the server does not start with them.
         """
-        if self._process is not None:
+        if self._child is not None:
             raise ConfigError("this LocalModel is running already: make another one")
         if importlib.util.find_spec("xllamacpp") is None:
             raise MissingExtraError("llm", "xllamacpp")
         weights = fetch_weights() if self._weights is None else Path(self._weights)
         self.model = weights.stem
-        with tempfile.TemporaryFile() as log:
-            self._process = _spawn(log)
-            try:
-                self.base_url = f"{self._start(self._process, weights, log)}/v1"
-            except BaseException:
-                self._stop()
-                raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop()
-
-    def _start(self, process: subprocess.Popen[str], weights: Path, log: IO[bytes]) -> str:
-        """Hand the settings over and return the address that comes back."""
+        # -P keeps this folder off the child's import path, where its modules would hide the library's.
+        # Waiting OpenMP threads that spin halve the speed, or worse, as soon as anything else wants a core.
+        child = ChildServer(
+            [sys.executable, "-P", str(_SERVER)],
+            f"the local model server with {weights}",
+            reason=_reason,
+            env={"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive")},
+            start_timeout_s=_START_TIMEOUT_S,
+            stop_timeout_s=_STOP_TIMEOUT_S,
+        )
         settings = {
             "weights": str(weights),
             "name": self.model,
@@ -128,54 +120,19 @@ class LocalModel:
             "threads": self._threads or default_threads(),
             "chat_template": self._chat_template or "",
         }
-        assert process.stdin is not None
-        assert process.stdout is not None
-        watchdog = threading.Timer(_START_TIMEOUT_S, process.kill)
-        watchdog.start()
-        try:
-            process.stdin.write(json.dumps(settings) + "\n")
-            process.stdin.flush()
-            address = process.stdout.readline().strip()
-        except BrokenPipeError:
-            address = ""
-        finally:
-            watchdog.cancel()
-        if not address:
-            reason = _reason(log) or f"no answer within {_START_TIMEOUT_S:g} s"
-            raise PrerequisiteError(f"the local model server does not start with {weights}: {reason}")
-        return address
+        self.base_url = f"{child.start(settings)}/v1"
+        self._child = child
+        return self
 
-    def _stop(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with process:
-            assert process.stdin is not None
-            try:
-                process.stdin.close()
-                process.wait(_STOP_TIMEOUT_S)
-            except (subprocess.TimeoutExpired, BrokenPipeError):
-                pass
-            finally:
-                process.kill()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.stop()
 
 
-def _spawn(log: IO[bytes]) -> subprocess.Popen[str]:
-    # -P keeps this folder off the child's import path, where its modules would hide the library's. Waiting
-    # OpenMP threads that spin halve the speed, or worse, as soon as anything else wants a core.
-    return subprocess.Popen(
-        [sys.executable, "-P", str(_SERVER)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        text=True,
-        env={"OMP_WAIT_POLICY": "passive", **os.environ},
-    )
-
-
-def _reason(log: IO[bytes]) -> str:
+def _reason(lines: Sequence[str]) -> str:
     """The first error of llama.cpp, which is the cause of the others, or the last line of a traceback."""
-    log.seek(0)
-    lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
     causes = [line.partition(" E ")[2] for line in lines if " E " in line]
     return (causes or lines[-1:] or [""])[0]

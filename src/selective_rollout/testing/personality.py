@@ -50,11 +50,15 @@ class Personality:
     """prompt_tokens_details is present whatever the server's options say."""
     error_objects: bool = False
     """401 and unknown paths answer with an error object instead of a string and `detail`."""
-    open_paths: frozenset[str] = frozenset({"/health", "/metrics"})
+    open_paths: frozenset[str] = frozenset({"/health", "/metrics", "/version"})
     """Paths that need no API key."""
     reports_loading: bool = False
     """Answers 503 while the model loads; otherwise the port stays closed until it is ready."""
     has_abort_endpoint: bool = True
+    stops_unstreamed: bool = True
+    """False: an answer to one choice that is not streamed is generated to its end, whoever is there."""
+    constraints: frozenset[str] = frozenset({"choice", "json_schema"})
+    """Ways of keeping to given texts that are understood; a field of another way is ignored."""
     keeps_streams_alive: bool = True
     """False: the connection is closed after a streamed response that had promised keep-alive."""
 
@@ -81,10 +85,17 @@ LLAMA_CPP: Final = Personality(
     open_paths=frozenset({"/health"}),
     reports_loading=True,
     has_abort_endpoint=False,
+    stops_unstreamed=False,
+    constraints=frozenset({"grammar", "json_schema"}),
     keeps_streams_alive=False,
 )
 N_IGNORED: Final = replace(
-    VLLM, name="n_ignored", honours_n=False, strict_sampling=False, has_abort_endpoint=False
+    VLLM,
+    name="n_ignored",
+    honours_n=False,
+    strict_sampling=False,
+    has_abort_endpoint=False,
+    constraints=frozenset(),
 )
 
 _BY_NAME: Final = {known.name: known for known in (VLLM, LLAMA_CPP, N_IGNORED)}

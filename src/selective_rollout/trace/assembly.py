@@ -7,6 +7,7 @@ from pathlib import Path
 
 from selective_rollout.errors import TraceError
 from selective_rollout.gate.decision import GateDecision, Reason
+from selective_rollout.gate.streaming import MemberStream
 from selective_rollout.trace.convert import (
     decision_from_event,
     failure_from_record,
@@ -19,6 +20,7 @@ from selective_rollout.trace.schema import (
     GroupEvent,
     RolloutEndEvent,
     StepEvent,
+    StreamDecisionEvent,
 )
 from selective_rollout.types import Group, Rollout, RolloutStatus, Step
 
@@ -33,6 +35,7 @@ class GroupAssembly:
         self.where = where
         self.abandoned = abandoned
         self.decisions: list[GateDecision] = []
+        self.stream_decisions: list[GateDecision] = []
         self.end: GroupEndEvent | None = None
         self.overrun = 0
         self.wasted = 0
@@ -53,6 +56,19 @@ class GroupAssembly:
         ends = [end.usage for end in self._ends.values()]
         return sum(usage.completion or 0 for usage in ends if usage is not None) + self.wasted
 
+    def streams(self) -> dict[int, MemberStream]:
+        """The streams on record, by rollout."""
+        return {
+            rollout: MemberStream(
+                symbols=end.stream,
+                finished=end.status.ended_normally and not end.stream_lost,
+                reward=end.reward,
+                answer=end.answer,
+            )
+            for rollout, end in sorted(self._ends.items())
+            if end.stream is not None
+        }
+
     def take(
         self, path: Path, number: int, event: StepEvent | DecisionEvent | RolloutEndEvent | GroupEndEvent
     ) -> None:
@@ -71,7 +87,9 @@ class GroupAssembly:
         elif isinstance(event, DecisionEvent):
             if event.reason not in set(Reason):
                 raise TraceError(f"{path}:{number}: unknown reason {event.reason!r}")
-            self.decisions.append(decision_from_event(event, self.begin.size))
+            of_streams = isinstance(event, StreamDecisionEvent)
+            made = self.stream_decisions if of_streams else self.decisions
+            made.append(decision_from_event(event, self.begin.size))
         elif isinstance(event, GroupEndEvent):
             self.end = event
 

@@ -84,12 +84,14 @@ def failure_from_record(record: FailureRecord | None) -> RolloutFailure | None:
     return None if record is None else RolloutFailure(record.kind, record.message)
 
 
-def decision_event(group: str, attempt: int, decision: GateDecision) -> DecisionEvent:
-    """The event of a decision made at a check position."""
+def decision_event(
+    group: str, attempt: int, decision: GateDecision, kind: type[DecisionEvent] = DecisionEvent
+) -> DecisionEvent:
+    """The event of a decision made at a check position, of a gate over steps or (`kind`) over streams."""
     facts = decision.facts
     if facts is None:
         raise ValueError("only decisions made at a check position are recorded")
-    return DecisionEvent(
+    return kind(
         group=group,
         attempt=attempt,
         step=facts.step,

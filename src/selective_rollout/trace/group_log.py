@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from selective_rollout.gate.decision import GateDecision
 from selective_rollout.gate.evidence import Reply, reply_to
 from selective_rollout.gate.group import GroupGate
+from selective_rollout.gate.streaming import StreamGate
 from selective_rollout.rewards import parse_reward
 from selective_rollout.trace.convert import decision_event, sampling_records, usage_record
 from selective_rollout.trace.schema import (
@@ -20,6 +21,8 @@ from selective_rollout.trace.schema import (
     RewardEvent,
     RolloutEndEvent,
     StepEvent,
+    StreamDecisionEvent,
+    StreamRuleRecord,
 )
 from selective_rollout.types import (
     Mode,
@@ -40,8 +43,9 @@ class GroupLog:
         group_id: the group.
         attempt: counts restarts of an unfinished group.
         gate: the group's gate, if it is watched.
+        stream: the gate over its streams, if they are watched.
         record_observations: keep observation texts.
-        record_completions: keep raw completions.
+        record_completions: keep raw completions, and what the stream gate heard of them.
     """
 
     def __init__(
@@ -51,20 +55,26 @@ class GroupLog:
         *,
         attempt: int = 1,
         gate: GroupGate | None = None,
+        stream: StreamGate | None = None,
         record_observations: bool = False,
         record_completions: bool = False,
     ) -> None:
         self.group_id = group_id
         self.attempt = attempt
         self.gate = gate
+        self.stream = stream
         self._write = write
         self._record_observations = record_observations
         self._record_completions = record_completions
         self._steps: dict[int, int] = {}
         self._untold: dict[int, deque[Step]] = {}
         """Steps written, by rollout, that the gate has not heard of yet."""
+        self._heard: dict[int, list[Hashable]] = {}
+        """What the stream gate heard, by rollout, if it is to be recorded."""
+        self._lost: set[int] = set()
         self._ended = False
         self._checks_written = 0
+        self._stream_checks_written = 0
 
     def begin(
         self,
@@ -92,6 +102,7 @@ class GroupLog:
                 tau=self.gate.tau if self.gate else None,
                 history=list(history) if history is not None else None,
                 audit=audit,
+                stream=StreamRuleRecord(**self.stream.rule.to_dict()) if self.stream else None,
                 metadata=dict(metadata or {}),
             )
         )
@@ -166,6 +177,22 @@ class GroupLog:
             return None
         return self._noted(self.gate.report(rollout, action, **self._reply_to_next(rollout)))
 
+    def hear(self, rollout: int, symbols: Sequence[Hashable]) -> None:
+        """Tell the stream gate of a piece of a rollout's stream; does nothing where there is none."""
+        if self.stream is None or rollout in self._lost:
+            return
+        if self._record_completions:
+            self._heard.setdefault(rollout, []).extend(symbols)
+        if self.stream.hear(rollout, symbols) is not None:
+            self._note_stream_checks()
+
+    def lose(self, rollout: int) -> None:
+        """Tell the stream gate that a rollout's stream broke off; its completion may begin again."""
+        if self.stream is not None:
+            self._lost.add(rollout)
+            self.stream.lose(rollout)
+            self._note_stream_checks()
+
     def finish(
         self,
         rollout: int,
@@ -202,8 +229,13 @@ class GroupLog:
                 usage=usage_record(lost),
                 wasted=wasted or None,
                 overrun=overrun or None,
+                stream=self._stream_of(rollout),
+                stream_lost=rollout in self._lost,
             )
         )
+        if self.stream is not None:
+            self.stream.finish(rollout, value, answer)
+            self._note_stream_checks()
         if self.gate is None:
             return None
         if last_action is None:
@@ -232,8 +264,13 @@ class GroupLog:
                 usage=usage_record(lost),
                 wasted=wasted or None,
                 overrun=overrun or None,
+                stream=self._stream_of(rollout),
+                stream_lost=rollout in self._lost,
             )
         )
+        if self.stream is not None:
+            self.stream.lose(rollout)
+            self._note_stream_checks()
         return self._noted(self.gate.fail(rollout)) if self.gate else None
 
     def cut(self, rollout: int, *, lost: Usage | None = None, wasted: int = 0, overrun: int = 0) -> None:
@@ -247,6 +284,8 @@ class GroupLog:
                 usage=usage_record(lost),
                 wasted=wasted or None,
                 overrun=overrun or None,
+                stream=self._stream_of(rollout),
+                stream_lost=rollout in self._lost,
             )
         )
 
@@ -268,6 +307,8 @@ class GroupLog:
         )
         if self.gate:
             self.gate.score(rollout, value)
+        if self.stream:
+            self.stream.score(rollout, value)
         return value
 
     def end(
@@ -275,6 +316,7 @@ class GroupLog:
         *,
         outcome: Outcome | None = None,
         cut_at: int | None = None,
+        stream_cut_at: int | None = None,
         survivor: int | None = None,
         answer: str | None = None,
         abandoned: int | None = None,
@@ -286,6 +328,7 @@ class GroupLog:
             return
         self._ended = True
         fired = self.gate.fired if self.gate else None
+        stream_fired = self.stream.fired if self.stream else None
         self._write(
             GroupEndEvent(
                 group=self.group_id,
@@ -293,6 +336,10 @@ class GroupLog:
                 outcome=outcome,
                 cut_at=cut_at,
                 would_cut_at=fired.step if fired is not None and cut_at is None else None,
+                stream_cut_at=stream_cut_at,
+                stream_would_cut_at=(
+                    stream_fired.step if stream_fired is not None and stream_cut_at is None else None
+                ),
                 late_veto=late_veto,
                 survivor=survivor,
                 answer=answer,
@@ -300,6 +347,20 @@ class GroupLog:
                 error=error,
             )
         )
+
+    def _stream_of(self, rollout: int) -> list[Any] | str | None:
+        """What is recorded of a rollout's stream."""
+        if self.stream is None or not self._record_completions:
+            return None
+        symbols: list[Any] = self._heard.pop(rollout, [])
+        return symbols if self.stream.rule.level == "token" else "".join(symbols)
+
+    def _note_stream_checks(self) -> None:
+        assert self.stream is not None
+        checks = self.stream.checks
+        for check in checks[self._stream_checks_written :]:
+            self._write(decision_event(self.group_id, self.attempt, check, StreamDecisionEvent))
+        self._stream_checks_written = len(checks)
 
     def _reply_to_next(self, rollout: int) -> Reply:
         untold = self._untold.get(rollout)

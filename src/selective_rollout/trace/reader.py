@@ -6,7 +6,7 @@ killed writer, which it reports and skips.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ import msgspec
 
 from selective_rollout.errors import TraceError
 from selective_rollout.gate.decision import GateDecision
+from selective_rollout.gate.streaming import MemberStream
 from selective_rollout.trace.assembly import GroupAssembly
 from selective_rollout.trace.schema import (
     TRACE_VERSION,
@@ -56,6 +57,10 @@ class RecordedGroup:
     """Completion tokens of earlier attempts of this group."""
     where: str
     """file:line of the group's first event."""
+    stream_decisions: tuple[GateDecision, ...] = ()
+    """What the stream gate decided, if there was one; their `step` counts symbols."""
+    streams: Mapping[int, MemberStream] = field(default_factory=dict)
+    """By rollout, where streams were recorded."""
 
 
 @dataclass(slots=True)
@@ -232,6 +237,8 @@ def _recorded(assembly: GroupAssembly, late: LateRewards) -> RecordedGroup:
         lost=assembly.lost,
         abandoned=assembly.abandoned,
         where=assembly.where,
+        stream_decisions=tuple(assembly.stream_decisions),
+        streams=assembly.streams(),
     )
 
 

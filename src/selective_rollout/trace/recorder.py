@@ -28,12 +28,12 @@ from selective_rollout.errors import TraceError
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.group import GroupGate
 from selective_rollout.trace.group_log import GroupLog
-from selective_rollout.trace.schema import TRACE_VERSION, DecisionEvent, Event, HeaderEvent
+from selective_rollout.trace.schema import TRACE_VERSION, DecisionEvent, Event, HeaderEvent, RolloutEndEvent
 from selective_rollout.types import Mode, SamplingInfo
 
 Redact = Callable[[str], str]
 
-_REDACTED_FIELDS: Final = ("action", "completion", "observation", "answer", "state_key", "error")
+_REDACTED_FIELDS: Final = ("action", "completion", "observation", "answer", "state_key", "error", "stream")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -177,6 +177,8 @@ class Recorder:
         }
         if isinstance(event, DecisionEvent):
             texts["answers"] = [None if answer is None else self._redact(answer) for answer in event.answers]
+        if isinstance(event, RolloutEndEvent) and isinstance(event.stream, list):
+            texts["stream"] = None  # token ids spell the text, and cannot be redacted
         failure = getattr(event, "failure", None)
         if failure is not None:
             texts["failure"] = msgspec.structs.replace(failure, message=self._redact(failure.message))

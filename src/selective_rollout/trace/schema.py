@@ -6,7 +6,7 @@ each names its group and attempt. The first line of every file is the header wit
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -42,6 +42,15 @@ class SamplingRecord(_Record, frozen=True, forbid_unknown_fields=True):
     cached: bool | None = None
     choices_requested: int | None = None
     choices_returned: int | None = None
+
+
+class StreamRuleRecord(_Record, frozen=True, forbid_unknown_fields=True):
+    """The rule of a group's stream gate; see `gate.streaming.StreamRule`."""
+
+    level: Literal["token", "char"]
+    tau: float
+    start: int
+    check_every: int
 
 
 class FailureRecord(_Record, frozen=True, forbid_unknown_fields=True):
@@ -83,6 +92,8 @@ class GroupEvent(_Event, frozen=True, tag="group"):
     """The prompt's last rewards that the rule was given."""
     audit: bool | None = None
     """Drawn at the start: a would-be cut of this group runs on."""
+    stream: StreamRuleRecord | None = None
+    """The rule that its streams were watched with; None: they were not."""
     metadata: dict[str, Any] = {}
 
 
@@ -136,6 +147,10 @@ class DecisionEvent(_Event, frozen=True, tag="decision"):
     """P(signal-bearing) by that score, which tau was compared with."""
 
 
+class StreamDecisionEvent(DecisionEvent, frozen=True, tag="stream_decision"):
+    """The stream gate looked at position k: its `step` counts symbols of the streams, not steps."""
+
+
 class RolloutEndEvent(_Event, frozen=True, tag="rollout_end"):
     """A rollout ended."""
 
@@ -151,6 +166,10 @@ class RolloutEndEvent(_Event, frozen=True, tag="rollout_end"):
     wasted: int | None = None
     overrun: int | None = None
     """Completion tokens that arrived after the group was cut; part of `usage` or of the last steps."""
+    stream: list[int] | str | None = None
+    """What the stream gate heard of it: token ids or text. Recorded together with completions only."""
+    stream_lost: bool = False
+    """Its stream broke off at some point: the stream gate held it for absent from there on."""
     repaired: bool = False
 
 
@@ -176,6 +195,9 @@ class GroupEndEvent(_Event, frozen=True, tag="group_end"):
     """Position k of the decision that was carried out."""
     would_cut_at: int | None = None
     """Position k of a decision that fired and was not carried out: observe mode, audit, or late veto."""
+    stream_cut_at: int | None = None
+    """Like `cut_at`, of the stream gate: a position in symbols. At most one of the two is set."""
+    stream_would_cut_at: int | None = None
     late_veto: bool = False
     survivor: int | None = None
     answer: str | None = None
@@ -186,7 +208,14 @@ class GroupEndEvent(_Event, frozen=True, tag="group_end"):
 
 
 Event: TypeAlias = (
-    HeaderEvent | GroupEvent | StepEvent | DecisionEvent | RolloutEndEvent | RewardEvent | GroupEndEvent
+    HeaderEvent
+    | GroupEvent
+    | StepEvent
+    | DecisionEvent
+    | StreamDecisionEvent
+    | RolloutEndEvent
+    | RewardEvent
+    | GroupEndEvent
 )
 
 

@@ -11,6 +11,7 @@ import pytest
 from selective_rollout.engine.batch import AuditAlarmWarning, run_groups
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.outcome import GroupOutcome
+from selective_rollout.engine.resume import resume_point
 from selective_rollout.engine.runner import Workshop
 from selective_rollout.env.base import Observation, StepResult
 from selective_rollout.errors import ConfigError
@@ -79,6 +80,45 @@ async def test_wrong_cuts_ring_and_the_gate_only_observes(tmp_path: Path) -> Non
     modes = [recorded.begin.mode for recorded in read_groups(tmp_path)]
     assert modes[0] == "enforce"
     assert modes[-1] == "observe"
+
+
+@pytest.mark.parametrize("ended", [1, 5, 12, 59])
+async def test_a_resumed_run_rings_where_an_uninterrupted_one_does(tmp_path: Path, ended: int) -> None:
+    whole, parts = Alarm(0.1, 0.5), Alarm(0.1, 0.5)
+    with Recorder(tmp_path / "whole" / "t.jsonl") as recorder, pytest.warns(AuditAlarmWarning):
+        await run("trap", 60, shop(recorder=recorder), alarm=whole, capacity=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AuditAlarmWarning)
+        with Recorder(tmp_path / "parts" / "1.jsonl") as recorder:
+            first = run_groups(
+                tasks("trap", 60), shop(recorder=recorder), certified=True, alarm=Alarm(0.1, 0.5), capacity=2
+            )
+            for _ in range(ended):
+                await anext(first)
+            await first.aclose()
+        point = resume_point([tmp_path / "parts"], replayable=False)
+        assert len(point.done) == ended
+        with Recorder(tmp_path / "parts" / "2.jsonl") as recorder:
+            await run("trap", 60, shop(recorder=recorder), alarm=parts, capacity=2, resume=point)
+    modes, resumed = (
+        {recorded.group.id: recorded.begin.mode for recorded in read_groups(tmp_path / name)}
+        for name in ("whole", "parts")
+    )
+    assert resumed == modes
+    assert set(modes.values()) == {"enforce", "observe"}
+    assert parts.describe() == whole.describe()
+
+
+async def test_an_alarm_that_rings_from_the_trace_says_so(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "1.jsonl") as recorder:  # nobody listens to the first part
+        await run("trap", 60, shop(recorder=recorder))
+    alarm = Alarm(0.1, 0.5)
+    with pytest.warns(AuditAlarmWarning, match="the gate is off from here on"):
+        outcomes = await run(
+            "trap", 70, shop(), alarm=alarm, resume=resume_point([tmp_path], replayable=True)
+        )
+    assert len(outcomes) == 10
+    assert all(outcome.cut_as is None and not outcome.audited for outcome in outcomes)
 
 
 async def test_right_cuts_never_ring() -> None:

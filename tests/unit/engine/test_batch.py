@@ -153,6 +153,19 @@ class TestHistory:
         assert outcomes[-1].cut_at == 2
         assert len(history.last("win", 99)) == 4 * sum(outcome.cut_at is None for outcome in outcomes)
 
+    async def test_a_resumed_run_remembers_what_its_first_part_saw(self, tmp_path: Path) -> None:
+        with Recorder(tmp_path / "a.jsonl") as recorder:
+            plain = shop(gate=self.RULE)
+            first = Workshop(plain.policy, Counting, plain.gate, plain.config, recorder)
+            await all_of(tasks(2), first, history=PromptHistory())
+        point, history = resume_point([tmp_path], replayable=True), PromptHistory()
+        twice = [*tasks(2), *tasks(2)]
+        outcomes = await all_of(
+            twice, shop(gate=self.RULE, mode="enforce"), history=history, resume=point, certified=True
+        )
+        assert {outcome.group.id: outcome.cut_at for outcome in outcomes} == {"win0@2": 2, "win1@2": 2}
+        assert history.last("win0", 99) == (1.0,) * 4
+
     async def test_some_prompts_of_one_outcome_are_skipped_but_never_all(self) -> None:
         history = PromptHistory()
         for i in range(60):

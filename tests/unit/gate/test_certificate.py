@@ -19,6 +19,7 @@ from selective_rollout.gate.config import VETOES, GateConfig
 from selective_rollout.gate.score import TwoSidedScore
 
 RULE = GateConfig(start_step=10, tau=0.12, check_every=5, history_mixed=4, vetoes=VETOES[:2])
+SURVIVOR = replace(RULE, outcome="survivor")
 SCORE = TwoSidedScore(("distance",), (0.4,), (0.2,), (-1.0,), (-2.0,), 0.1, -0.3)
 
 
@@ -84,6 +85,37 @@ class TestClaim:
 
     def test_without_strata_every_group_has_the_same_threshold(self) -> None:
         assert certificate().tau_for({"type": "clean"}) == 0.12
+
+    def test_a_bound_on_answers_is_over_all_groups(self) -> None:
+        made = certificate(SURVIVOR, risk="answer", n_signal=None, alpha=0.1)
+        assert (made.trials, certificate().trials) == (100, 61)
+        assert made.bound == pytest.approx(0.08919, abs=1e-5)
+        text = made.describe().replace("\n", " ")
+        assert (
+            "at most 10% of all groups are cut and then answered differently than by their full vote" in text
+        )
+        assert "21 of 100 observed, and 4 of the survivors would have answered differently" in text
+        assert "no audit watches answers" in text
+        assert made.alarm(0.1) is None, "audits are booked by rewards"
+        assert certificate().alarm(0.1) is not None
+        assert certificate().alarm(0.0) is None
+
+    @pytest.mark.parametrize(
+        ("rule", "changes", "message"),
+        [
+            (SURVIVOR, {"n_signal": None, "alpha": 0.08}, "4 false cuts of 100 groups do not support"),
+            (SURVIVOR, {"n_signal": 61}, "certificate.n_signal: signal-bearing groups are counted with"),
+            (RULE, {"n_signal": None}, "the rule's outcome must be survivor, not 'drop'"),
+            (SURVIVOR, {"n_signal": None, "risk": "signal"}, "certificate.n_signal"),
+            (SURVIVOR, {"n_signal": None, "risk": "both"}, "certificate.risk must be signal or answer"),
+            (SURVIVOR, {"n_signal": None, "recertification": 1, "audit_rate": 1.0}, "cannot be renewed"),
+        ],
+    )
+    def test_a_bound_on_answers_needs_answers(
+        self, rule: GateConfig, changes: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises(ConfigError, match=message):
+            certificate(rule, **{"risk": "answer", **changes})
 
     def test_it_says_that_it_is_about_the_recorded_policy(self) -> None:
         text = certificate().describe().replace("\n", " ")
@@ -165,6 +197,13 @@ def test_members_are_compared_at_the_recorded_group_size() -> None:
 def test_at_char_level_the_separator_counts() -> None:
     char = GateConfig(level="char", padding="none", separator=" | ")
     assert accepts(certificate(char), replace(char, separator="\n"))[0].startswith("separator")
+
+
+def test_a_bound_on_answers_covers_stricter_survivor_gates_only() -> None:
+    made = certificate(SURVIVOR, risk="answer", n_signal=None)
+    assert accepts(made, replace(SURVIVOR, tau=0.1, min_members=6, history_mixed=5)) == []
+    assert accepts(made, replace(SURVIVOR, outcome="drop"))[0].startswith("outcome: 'drop' instead of")
+    assert accepts(made, replace(SURVIVOR, tau=0.2))[0].startswith("tau")
 
 
 def test_another_workload_is_a_warning() -> None:

@@ -44,6 +44,15 @@ def certificate(rule: GateConfig | None = None, **changes: Any) -> Certificate:
         certificate(GateConfig(check_every=5, min_members=3, tau=1 / 3, vetoes=())),
         certificate(GateConfig(score=SCORE), workload=Workload()),
         certificate(recertification=1, audit_rate=0.5, n_signal=100, false_cuts=2),
+        certificate(GateConfig(outcome="survivor"), risk="answer", n_signal=None, alpha=0.1),
+        certificate(
+            GateConfig(outcome="survivor"),
+            risk="answer",
+            n_signal=None,
+            strata=(Stratum("clean", 0.12, None, 0, 5, 60), Stratum("b", 0.05, None, 1, 6, 60)),
+            stratum_key="type",
+            chains=2,
+        ),
         certificate(
             strata=(Stratum("clean", 0.12, 30, 0, 5, 60), Stratum("a.b c", 0.05, 40, 1, 6, 60)),
             stratum_key="type",
@@ -70,6 +79,17 @@ def test_the_file_speaks_plainly_and_the_same_each_time() -> None:
     assert tables["certificate"]["confidence"] == 0.95
 
 
+def test_what_is_bounded_is_in_the_file() -> None:
+    made = certificate(GateConfig(outcome="survivor"), risk="answer", n_signal=None, alpha=0.1)
+    tables = tomllib.loads(gate_text(made))
+    assert tables["certificate"]["risk"] == "answer"
+    assert "n_signal" not in tables["certificate"]
+    assert gate_text(made).startswith(
+        "# With 95% confidence at most 10% of all groups are cut and then answered"
+    )
+    assert tomllib.loads(gate_text(certificate()))["certificate"]["risk"] == "signal"
+
+
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
@@ -84,6 +104,8 @@ def test_the_file_speaks_plainly_and_the_same_each_time() -> None:
         ("joint = true", "joint = 1", "certificate.joint must be bool, not 1"),
         ("n_signal = 61", "n_signal = true", "certificate.n_signal must be int, not True"),
         ("alpha = 0.15\n", "", "certificate: missing key alpha"),
+        ("n_signal = 61\n", "", "the certificate does not match its hash"),
+        ('risk = "signal"', 'risk = "answer"', "the certificate does not match its hash"),
         ("format = 1", "format = 2", "certificate.format 2 is not 1"),
         ("tau = 0.12", 'tau = "0.12"', "gate.tau must be a number"),
         ("tau = 0.12", 'tau = 0.12\nscore_fn = "os:system"', "gate: unknown key score_fn"),

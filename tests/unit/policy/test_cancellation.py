@@ -44,3 +44,35 @@ async def test_results_and_errors_pass():
     assert await finish_cleanup(give()) == 7
     with pytest.raises(ValueError, match="x"):
         await finish_cleanup(fail())
+
+
+async def test_work_that_can_be_brought_to_its_end_is_not_cancelled():
+    ended, asked = asyncio.Event(), []
+
+    async def end_early(task):
+        asked.append(task)
+        ended.set()
+        await asyncio.wait([task])
+
+    task = asyncio.create_task(finish_cleanup(ended.wait(), end_early))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    (work,) = asked
+    assert not work.cancelled()
+    assert work.result() is True
+
+
+async def test_a_second_cancellation_ends_the_attempt_at_a_better_end():
+    async def end_early(task):
+        await asyncio.sleep(60)
+
+    work = Work()
+    task = asyncio.create_task(finish_cleanup(work.run(), end_early))
+    for _ in range(2):
+        await asyncio.sleep(0.01)
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 1)
+    assert work.cleaned.is_set()

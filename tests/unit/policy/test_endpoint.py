@@ -159,3 +159,16 @@ def test_a_key_is_removed_from_a_text():
 def test_an_endpoint_pickles():
     endpoint = Endpoint.resolve(env=FULL)
     assert pickle.loads(pickle.dumps(endpoint)) == endpoint
+
+
+@pytest.mark.parametrize(
+    ("base_url", "root_url"),
+    [
+        ("http://h:8000/v1", "http://h:8000"),
+        ("http://h:8000/v1/", "http://h:8000"),
+        ("http://h/llm/v1", "http://h/llm"),
+        ("http://h/llm", "http://h/llm"),
+    ],
+)
+def test_what_is_not_openai_s_lives_beside_the_api(base_url, root_url):
+    assert Endpoint(base_url=base_url).root_url == root_url

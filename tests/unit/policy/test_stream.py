@@ -5,7 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selective_rollout.errors import PolicyError
-from selective_rollout.policy.stream import Assembly
+from selective_rollout.policy.base import Piece
+from selective_rollout.policy.fragments import called
+from selective_rollout.policy.stream import Assembly, read_piece
 from selective_rollout.types import Usage
 
 
@@ -243,3 +245,41 @@ def test_any_interleaving_gives_the_same_messages(choices, random):
         assert (choice.message["content"] or "") == text
         functions = [item["function"] for item in choice.message.get("tool_calls", [])]
         assert functions == [{"name": name, "arguments": arguments} for name, arguments in made]
+
+
+@pytest.mark.parametrize(
+    ("choice", "piece"),
+    [
+        ({"delta": {"content": "a"}, "token_ids": [5, 6]}, Piece("a", (5, 6))),
+        ({"delta": {"content": "a"}, "token_ids": None}, Piece("a")),
+        ({"delta": {"content": "a"}, "logprobs": {"content": [{"id": 7, "token": "a"}]}}, Piece("a", (7,))),
+        ({"delta": {"content": "a"}, "logprobs": {"content": [{"token": "a"}]}}, Piece("a")),
+        ({"delta": {"content": "a"}, "token_ids": [1, "b"]}, Piece("a")),
+        ({"delta": {"reasoning": "r", "content": "c"}}, Piece("rc")),
+        ({"delta": {"reasoning_content": "r"}, "token_ids": []}, Piece("r", ())),
+        (
+            {"delta": {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}, "token_ids": [3]},
+            Piece("", (3,)),
+        ),
+        ({"delta": None, "finish_reason": "stop"}, Piece()),
+        ({"message": {"content": "whole", "refusal": "no"}, "token_ids": [1, 2]}, Piece("wholeno", (1, 2))),
+    ],
+)
+def test_what_a_chunk_adds(choice, piece):
+    assert read_piece({"choices": [choice]}) == piece
+
+
+def test_a_chunk_without_choices_adds_nothing():
+    assert read_piece({"choices": [], "usage": {"completion_tokens": 3}}) == Piece()
+
+
+def test_calls_as_text():
+    message = {
+        "tool_calls": [
+            {"function": {"name": "a", "arguments": "{}"}},
+            {"function": {"name": "b", "arguments": "1"}},
+        ],
+        "function_call": {"name": "c", "arguments": "x"},
+    }
+    assert called(message) == "a({})b(1)c(x)"
+    assert called({"content": "nothing", "tool_calls": None}) == ""

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selective_rollout.policy import read_usage, response_usage, sum_usages
-from selective_rollout.policy.usage import read_timings
+from selective_rollout.policy.usage import estimate_completion, read_timings
 from selective_rollout.types import Usage
 
 
@@ -104,6 +104,21 @@ def test_an_unknown_count_makes_the_total_unknown():
     assert total == Usage(None, None, 5, None, "client")
     assert sum_usages([Usage(5, 1, 2, 0, "server"), Usage()]).source == "unknown"
     assert sum_usages([]) == Usage()
+
+
+@pytest.mark.parametrize(
+    ("message", "tokens"),
+    [
+        ({"content": ""}, 0),
+        ({"content": None}, 0),
+        ({"content": "four"}, 1),
+        ({"content": "fives"}, 2),
+        ({"content": "four", "reasoning": "eight me"}, 3),
+        ({"content": None, "tool_calls": [{"function": {"name": "open", "arguments": "{}"}}]}, 2),
+    ],
+)
+def test_a_guess_goes_by_all_that_was_generated(message, tokens):
+    assert estimate_completion(message) == tokens
 
 
 @given(

@@ -81,7 +81,7 @@ def test_a_server_that_does_not_start_is_one_clear_line(
     serve_with(source, tmp_path, monkeypatch)
     with pytest.raises(PrerequisiteError) as caught, LocalModel(weights):
         pass
-    assert str(caught.value).startswith(f"the local model server does not start with {weights}: ")
+    assert str(caught.value).startswith(f"the local model server with {weights} does not start: ")
     assert str(caught.value).endswith(reason)
     assert capfd.readouterr() == ("", "")
 
@@ -102,7 +102,8 @@ def test_a_server_that_does_not_stop_is_killed(
     monkeypatch.setattr(local_model, "_STOP_TIMEOUT_S", 0.1)
     model = LocalModel(weights)
     with model:
-        process = model._process
+        assert model._child is not None
+        process = model._child.process
         assert process is not None
         assert process.poll() is None
         with pytest.raises(ConfigError, match="running already"):

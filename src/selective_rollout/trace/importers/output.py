@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from selective_rollout.errors import TraceError
 from selective_rollout.trace.group_log import GroupLog
@@ -18,6 +18,8 @@ from selective_rollout.trace.importers.rollouts import ImportedRollout
 from selective_rollout.trace.importers.tokens import total
 from selective_rollout.trace.recorder import Recorder
 from selective_rollout.types import RolloutStatus, Usage
+
+PROMPT_HASH: Final = "prompt_hash"
 
 
 @contextmanager
@@ -54,6 +56,7 @@ def replacing_recorder(target: Path | str, *, overwrite: bool = False, **options
 def write_group(out: Recorder, group: IndexedGroup, members: Members, late: dict[int, float | None]) -> None:
     """Write the events of one group.
 
+    Of the prompt only a hash is kept (`prompt_hash` in the metadata), to notice groups that share one.
     Tokens that the source tells only for a whole rollout or request are no usage of any step; they go into
     the group's metadata as `recorded_tokens`: `prompt` and `completion` of the group (None if unknown for one
     of its rollouts) and `rollouts`, the same by rollout index.
@@ -74,7 +77,7 @@ def write_group(out: Recorder, group: IndexedGroup, members: Members, late: dict
         size=members.size,
         task_id=group.task or group.id,
         policy_version=members.policy_version,
-        metadata=_metadata(members),
+        metadata=_metadata(group, members),
     )
     for rollout in members.rollouts:
         for step in rollout.steps:
@@ -97,8 +100,10 @@ def _write_end(log: GroupLog, rollout: ImportedRollout) -> None:
         log.fail(index, rollout.failure.kind, rollout.failure.message, lost=lost, wasted=wasted)
 
 
-def _metadata(members: Members) -> dict[str, Any]:
+def _metadata(group: IndexedGroup, members: Members) -> dict[str, Any]:
     metadata = dict(members.facts)
+    if len(group.prompts) == 1:
+        [metadata[PROMPT_HASH]] = (prompt.hex() for prompt in group.prompts)
     ids = [rollout.source_id for rollout in members.rollouts]
     if any(ids) and ids != [str(number) for number in range(len(ids))]:
         metadata["rollout_ids"] = ids

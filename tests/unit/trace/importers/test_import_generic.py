@@ -96,6 +96,9 @@ def test_groups_go_by_id_and_shared_prompts_are_told(tmp_path: Path) -> None:
         "2 groups share 1 prompts and have no task id: groups of one prompt are not independent; "
         "map task=COLUMN"
     ]
+    hashes = [recorded.group.metadata["prompt_hash"] for recorded in groups.values()]
+    assert hashes[0] == hashes[1]
+    assert "Describe" not in (tmp_path / "out.jsonl").read_text()
     report, groups = imported(tmp_path, records, maps=["task=prompt"])
     assert {recorded.group.task_id for recorded in groups.values()} == {"Describe."}
     assert report.warnings == []
@@ -103,10 +106,11 @@ def test_groups_go_by_id_and_shared_prompts_are_told(tmp_path: Path) -> None:
 
 def test_a_group_column_that_lumps_prompts_together_is_told(tmp_path: Path) -> None:
     records = [rollout("model", prompt=f"p{i}") for i in range(2)]
-    report, _ = imported(tmp_path, records)
+    report, groups = imported(tmp_path, records)
     assert report.warnings == [
         "1 groups ('model') hold rollouts of different prompts; is the group column right?"
     ]
+    assert "prompt_hash" not in groups["model"].group.metadata
 
 
 def test_one_task_with_different_prompts_is_told(tmp_path: Path) -> None:
