@@ -133,7 +133,9 @@ def test_blocks_run_and_print_what_is_shown(path: Path, stage: Stage) -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_blocks_are_of_a_known_kind(path: Path) -> None:
-    known = re.compile(r"(python( no-run \(.+\))?|text( output)?|console( run( exit=\d+)?)?|toml|json)?")
+    known = re.compile(
+        r"(python( no-run \(.+\))?|text( output)?|console( run( exit=\d+)?)?|toml|json|mermaid)?"
+    )
     odd = [f"{block.line}: {block.info!r}" for block in blocks_of(path) if not known.fullmatch(block.info)]
     assert odd == []
 

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from selective_rollout.errors import PrerequisiteError
+from selective_rollout.testing.weights import fetch_weights
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 EXPECTED = {
@@ -34,6 +37,7 @@ EXPECTED = {
         "'the desk': {'the desk': 1} cast, 7 inferred",
         "28 model calls of at most 56",
     ],
+    "react_small_model.py": ["Find the glove. ", "Find the brush. ", "Find the jar. ", "act({"],
     "vllm_endpoint.py": [
         "household-standard-0-5: distance 0.000, cut at step 6; answer 'nursery shelf'",
         "kept: distance",
@@ -43,10 +47,17 @@ EXPECTED = {
 """What each example must print; one without an entry must print something."""
 
 FILES = sorted(EXAMPLES.glob("*.py"))
+ON_A_REAL_MODEL = {"react_small_model.py"}
+RUNS = [
+    pytest.param(path, marks=[pytest.mark.llm] if path.name in ON_A_REAL_MODEL else [], id=path.name)
+    for path in FILES
+]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", RUNS)
 def test_it_runs_and_says_what_it_promises(path: Path, tmp_path: Path) -> None:
+    if path.name in ON_A_REAL_MODEL:
+        skip_without_weights()
     environment = {**os.environ, "PYTHONWARNINGS": "error::ResourceWarning"}
     done = subprocess.run(
         [sys.executable, str(path)],
@@ -54,7 +65,7 @@ def test_it_runs_and_says_what_it_promises(path: Path, tmp_path: Path) -> None:
         text=True,
         cwd=tmp_path,
         env=environment,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
@@ -66,6 +77,14 @@ def test_it_runs_and_says_what_it_promises(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_it_is_short_enough_to_be_read(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) < 80
+
+
+def skip_without_weights() -> None:
+    pytest.importorskip("xllamacpp", reason="needs the llm extra")
+    try:
+        fetch_weights()
+    except PrerequisiteError as error:
+        pytest.skip(str(error))
 
 
 def test_expectations_are_about_examples_that_exist() -> None:

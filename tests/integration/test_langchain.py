@@ -91,7 +91,7 @@ class World:
 
         self.tools = [look, touch]
 
-    def model(self, seed: int) -> ChatOpenAI:
+    def model(self, seed: int | None = None, **options: Any) -> ChatOpenAI:
         return ChatOpenAI(
             model=self.server.model,
             base_url=self.server.base_url,
@@ -99,9 +99,10 @@ class World:
             seed=seed,
             max_retries=0,
             default_headers={"Connection": "close"},  # its clients outlive the event loop of a test
+            **options,
         )
 
-    def agent(self, seed: int = 0, *more: AgentMiddleware[Any, Any, Any], **options: Any) -> Any:
+    def agent(self, seed: int | None = None, *more: AgentMiddleware[Any, Any, Any], **options: Any) -> Any:
         middleware = [*more, GroupGateMiddleware()]
         return create_agent(self.model(seed), self.tools, middleware=middleware, **options)
 
@@ -182,7 +183,7 @@ RUNNERS = {
         # Followers stop at the check before its tool: G * K requests, then the survivor's rest.
         (SURVIVE, G * K + STEPS + 1 - K, G * (K - 1) + STEPS + 1 - K, G - 1),
         (DROP, G * K, G * (K - 1), G),
-        (GateConfig(start_step=K, tau=0.0), FULL, G * STEPS, 0),
+        (GateConfig(start_step=STEPS + 2), FULL, G * STEPS, 0),
     ],
     ids=["survivor", "drop", "never"],
 )
@@ -484,7 +485,7 @@ def test_without_a_hold_what_arrives_after_the_cut_is_overrun(world_of: Any) -> 
             gone.set()
 
     group = enforced(DROP, size=2, hold="none")
-    results = asyncio.run(run_all(group, [world.agent(0, Pace()), world.agent(0, Second())]))
+    results = asyncio.run(run_all(group, [world.agent(None, Pace()), world.agent(None, Second())]))
     outcome = group.outcome
     assert outcome.cut_at == K
     assert world.requests == 2 * K + 1
@@ -517,7 +518,7 @@ def test_a_rollout_whose_tool_runs_at_the_cut_asks_for_nothing_more(world_of: An
             gone.set()
 
     group = enforced(DROP, size=2, hold="none")
-    results = asyncio.run(run_all(group, [world.agent(0, Slow()), world.agent(0, Second())]))
+    results = asyncio.run(run_all(group, [world.agent(None, Slow()), world.agent(None, Second())]))
     assert world.requests == 2 * K
     assert group.outcome.ledger.overrun == 0
     assert group.outcome.group.rollouts[0].steps[-1].observation == f"nothing at {K}"
@@ -570,7 +571,7 @@ def test_a_human_is_asked_by_one_rollout_and_the_others_go_on(world_of: Any, gat
 @pytest.mark.parametrize("resumed", ["answers", "breaks"])
 def test_an_interrupted_survivor_frees_its_siblings_and_still_answers(world_of: Any, resumed: str) -> None:
     world = world_of(lambda step, seed: TOUCH if step == K + 2 else alike(step, seed))
-    agent = world.agent(0, asks_a_human(), checkpointer=InMemorySaver())
+    agent = world.agent(None, asks_a_human(), checkpointer=InMemorySaver())
     agents = [thread_of(agent, i) for i in range(N)]
     leader = survivor_order("g", N)[0]
 
@@ -597,7 +598,7 @@ def test_an_interrupted_survivor_frees_its_siblings_and_still_answers(world_of: 
 
 def test_a_human_is_not_asked_about_a_rollout_that_is_stopped(world_of: Any) -> None:
     world = world_of(lambda step, seed: TOUCH if step == K else alike(step, seed))
-    agent = world.agent(0, asks_a_human(), checkpointer=InMemorySaver())
+    agent = world.agent(None, asks_a_human(), checkpointer=InMemorySaver())
     group = enforced(DROP)
     results = asyncio.run(run_all(group, [thread_of(agent, i) for i in range(N)]))
     assert not any("__interrupt__" in result for result in results)
@@ -606,7 +607,7 @@ def test_a_human_is_not_asked_about_a_rollout_that_is_stopped(world_of: Any) -> 
 
 def test_one_that_is_never_resumed_is_a_failure_of_its_own_kind(world_of: Any) -> None:
     world = world_of(lambda step, seed: TOUCH)
-    agent = world.agent(0, asks_a_human(), checkpointer=InMemorySaver())
+    agent = world.agent(None, asks_a_human(), checkpointer=InMemorySaver())
     group = enforced(DROP, answer_fn=lambda state: 1 / 0)  # never asked: there is no answer yet
     asyncio.run(run_all(group, [thread_of(agent, i) for i in range(N)]))
     kinds = [rollout.failure.kind for rollout in group.outcome.group.rollouts if rollout.failure]
@@ -810,5 +811,6 @@ def test_the_documented_blocks_run(
         r"^```python no-run .*?\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL
     ):
         exec(block.replace("temperature=0.8", 'default_headers={"Connection": "close"}'), space)
-    assert capsys.readouterr().out == "fuse 7 3 26\n"
+    kept = ["fuse"] * 4
+    assert capsys.readouterr().out == f"fuse 7 3 26\n[2, 2, 2, 4, 2, 2, 2, 2] kept: {kept}\n"
     assert [state["messages"][-1].text for state in space["states"]] == ["Fuse 7."] * G

@@ -21,10 +21,15 @@ from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, Too
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
-from selective_rollout.actions import ActionOptions
+from selective_rollout.actions import ActionOptions, from_message, from_messages
 from selective_rollout.engine.outcome import GroupOutcome
 from selective_rollout.gate.config import GateConfig
-from selective_rollout.integrations.langchain import GroupGateMiddleware, action_of, gated_group, usage_of
+from selective_rollout.integrations.langchain import (
+    GroupGateMiddleware,
+    UnknownUsageWarning,
+    gated_group,
+    usage_of,
+)
 from selective_rollout.integrations.langchain.messages import (
     is_interrupted,
     last_turn,
@@ -121,8 +126,9 @@ TABLE: list[tuple[str, AIMessage, str]] = [
 
 
 @pytest.mark.parametrize(("message", "action"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
-def test_the_action_of(message: AIMessage, action: str) -> None:
-    assert action_of(message) == action
+def test_the_from_message(message: AIMessage, action: str) -> None:
+    assert from_message(message) == action
+    assert from_messages([HumanMessage("q"), message]) == [action]
 
 
 def test_a_chunk_guesses_what_an_unfinished_call_means_and_is_not_believed() -> None:
@@ -133,8 +139,8 @@ def test_ids_do_not_count_and_order_counts_on_request() -> None:
     first = AIMessage("", tool_calls=[call("g", {}, "1"), call("f", {}, "2")])
     second = AIMessage("", tool_calls=[call("f", {}, "3"), call("g", {}, "4")])
     ordered = ActionOptions(ordered=True)
-    assert action_of(first) == action_of(second)
-    assert (action_of(first, ordered), action_of(second, ordered)) == ("g({})+f({})", "f({})+g({})")
+    assert from_message(first) == from_message(second)
+    assert (from_message(first, ordered), from_message(second, ordered)) == ("g({})+f({})", "f({})+g({})")
 
 
 json_values = st.recursive(
@@ -151,7 +157,7 @@ def test_no_spelling_of_equal_arguments_makes_a_difference(args: dict[str, Any],
     spelled = json.dumps({key: args[key] for key in keys}, indent=2, ensure_ascii=True)
     parsed = AIMessage("", tool_calls=[call("f", args)])
     raw = AIMessage("", additional_kwargs={"function_call": {"name": "f", "arguments": spelled}})
-    assert action_of(parsed) == action_of(chunk(spelled)) == action_of(raw)
+    assert from_message(parsed) == from_message(chunk(spelled)) == from_message(raw)
 
 
 def told(**usage: Any) -> AIMessage:
@@ -273,13 +279,15 @@ def test_several_samples_of_one_request_are_counted_once(server: LoopbackServer)
     ]
     assert totals == [spent] * 3  # the trap: each repeats the whole request
     before = server.counters.completion_tokens
-    ledger = observed(server, n=3).ledger
+    with pytest.warns(UnknownUsageWarning, match="n=3 choices"):
+        ledger = observed(server, n=3).ledger
     assert ledger.requests == 6
     assert ledger.completion == server.counters.completion_tokens - before
 
 
 def test_streaming_without_stream_usage_is_unknown_and_never_zero(server: LoopbackServer) -> None:
-    unknown = observed(server, stream=True)
+    with pytest.warns(UnknownUsageWarning, match="6 of 6 model replies"):
+        unknown = observed(server, stream=True)
     assert (unknown.ledger.requests, unknown.ledger.unknown_requests) == (6, 6)
     assert all(step.usage == Usage() for rollout in unknown.group.rollouts for step in rollout.steps)
     before = server.counters.completion_tokens

@@ -247,7 +247,7 @@ class TestThreads:
             env={**os.environ, "LANGGRAPH_STRICT_MSGPACK": "true"},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
             check=False,
         )
         assert (done.stdout, done.stderr, done.returncode) == ("3\n", "", 0)

@@ -1,7 +1,9 @@
 """Reading an assistant message of any make: OpenAI dicts and SDK objects, LangChain messages, plain text.
 
 Nothing is imported from those libraries: fields are looked up by name. A message must be complete; while it
-streams, arguments that are still incomplete look like broken ones.
+streams, arguments that are still incomplete look like broken ones. That holds for LangChain's chunks, too:
+their `tool_calls` are a guess at unfinished JSON, in which a call cut off halfway looks like one with fewer
+arguments, so their `tool_call_chunks` are read, which hold what was written.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from selective_rollout.actions.values import DEEPEST, is_deep, loads
 _MESSAGE_FIELDS: Final = ("content", "tool_calls", "function_call", "refusal")
 # Tuples: what a model wrote as a type may be unhashable.
 _CLIENT_BLOCKS: Final = ("tool_use", "tool_call", "function_call", "invalid_tool_call")
-_SERVER_BLOCKS: Final = ("server_tool_use", "server_tool_call")
+_STANDARD_SERVER_BLOCK: Final = "server_tool_call"
+_SERVER_BLOCKS: Final = ("server_tool_use", _STANDARD_SERVER_BLOCK)
 _SERVER_SUFFIX: Final = "_call"
 _NOT_ARGUMENTS: Final = frozenset({"id", "type", "status", "index", "results", "output", "outputs", "result"})
 _ASSISTANT_TYPES: Final = ("ai", "AIMessageChunk")
@@ -27,8 +30,9 @@ _ASSISTANT_TYPES: Final = ("ai", "AIMessageChunk")
 def read_action(message: Any, options: ActionOptions = DEFAULT_OPTIONS) -> RawAction:
     """Read what an assistant message does: its tool calls, or else the action in its text.
 
-    Calls come from `tool_calls`, `invalid_tool_calls`, the legacy `function_call` and content blocks (also
-    those of tools that ran on the server). Reasoning is ignored; a refusal is text.
+    Calls come from `tool_calls`, `invalid_tool_calls`, the legacy `function_call` and content blocks. Tools
+    that ran on the provider's server count as well; of a LangChain message they are read from
+    `content_blocks`, the one spelling that all providers share. Reasoning is ignored; a refusal is text.
 
     Args:
         message: a chat message as a dict or an object, or the text of a completion.
@@ -71,7 +75,9 @@ def _blocks(message: Any) -> list[Any]:
 
 def _client_calls(message: Any) -> Iterator[RawCall]:
     extra = _get(message, "additional_kwargs")
-    declared = [*(_get(message, "tool_calls") or ()), *(_get(message, "invalid_tool_calls") or ())]
+    declared = list(_get(message, "tool_call_chunks") or ())
+    if not declared:
+        declared = [*(_get(message, "tool_calls") or ()), *(_get(message, "invalid_tool_calls") or ())]
     declared = declared or list(_get(extra, "tool_calls") or ())
     legacy = _get(message, "function_call") or _get(extra, "function_call")
     if not declared and legacy:
@@ -120,7 +126,9 @@ def _arguments(value: Any) -> tuple[Mapping[str, Any] | None, str | None]:
 
 
 def _server_calls(message: Any) -> Iterator[RawCall]:
-    for block in _blocks(message):
+    standard = _get(message, "content_blocks") or ()
+    shared = [block for block in standard if _get(block, "type") == _STANDARD_SERVER_BLOCK]
+    for block in shared or _blocks(message):
         kind = _get(block, "type")
         if kind in _SERVER_BLOCKS:
             yield _call(block)

@@ -17,8 +17,16 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtraError("langchain", "langchain") from error
 
+from selective_rollout.engine.sampling import IdenticalSamplingWarning, UnknownUsageWarning
 from selective_rollout.integrations.langchain.group import GatedGroup, gated_group
-from selective_rollout.integrations.langchain.messages import action_of, usage_of
+from selective_rollout.integrations.langchain.messages import usage_of
 from selective_rollout.integrations.langchain.middleware import GroupGateMiddleware
 
-__all__ = ["GatedGroup", "GroupGateMiddleware", "action_of", "gated_group", "usage_of"]
+__all__ = [
+    "GatedGroup",
+    "GroupGateMiddleware",
+    "IdenticalSamplingWarning",
+    "UnknownUsageWarning",
+    "gated_group",
+    "usage_of",
+]

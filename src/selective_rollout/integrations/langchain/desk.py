@@ -1,33 +1,35 @@
 """One group while it runs: its gate, its trace, who is held, and what came of it.
 
-A `Desk` is used on its `GroupLoop` only; a `Seat` is a rollout's way to it, from any thread or loop.
+A `Desk` is used on its `LoopThread` only; a `Seat` is a rollout's way to it, from any thread or loop.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
-from langchain_core.messages import AnyMessage
+from langchain_core.messages import AIMessage, AnyMessage
 
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.hold import GateControl
 from selective_rollout.engine.ledger import Ledger
+from selective_rollout.engine.loop import LoopThread
 from selective_rollout.engine.outcome import GroupOutcome
+from selective_rollout.engine.sampling import SamplingWatch
 from selective_rollout.engine.vote import full_vote
 from selective_rollout.errors import GroupError
 from selective_rollout.gate.group import GroupGate
-from selective_rollout.integrations.langchain.loop import GroupLoop
 from selective_rollout.integrations.langchain.member import Member
 from selective_rollout.integrations.langchain.messages import (
     is_interrupted,
     last_turn,
     messages_in,
     reply_before,
+    response_id_of,
 )
 from selective_rollout.trace.group_log import GroupLog
 from selective_rollout.types import Group, RolloutStatus
@@ -43,6 +45,7 @@ class Desk:
         task_id: the independent unit of statistics.
         metadata: declared facts.
         audited: a would-be cut of this group runs on.
+        samples: collects how the rollouts are sampled.
         has_answers: whether the caller reads the answers out of what the runs return.
     """
 
@@ -55,6 +58,7 @@ class Desk:
         task_id: str,
         metadata: Mapping[str, Any],
         audited: bool,
+        samples: SamplingWatch,
         has_answers: bool,
     ) -> None:
         self._gate = gate
@@ -62,6 +66,10 @@ class Desk:
         self._task_id = task_id
         self._metadata = metadata
         self._audited = audited
+        self._samples = samples
+        self._are_copies = False
+        self._responses: defaultdict[int, dict[str, str | None]] = defaultdict(dict)
+        """Response ids that each rollout was given, with the message that came in it."""
         self._has_answers = has_answers
         self._control = GateControl(
             gate,
@@ -94,6 +102,7 @@ class Desk:
         if turn is None:
             return True
         message, reply, waiting = turn
+        self._note_sample(rollout, message)
         self._members[rollout].hear(message, reply, calls_tools=bool(waiting))
         return not waiting or await self.permit(rollout, messages)
 
@@ -110,10 +119,10 @@ class Desk:
         else:
             member.finish(messages_in(result), answer, answer_given=self._has_answers)
 
-    def failed(self, rollout: int, kind: str, message: str) -> None:
-        """A run broke."""
+    def failed(self, rollout: int, kind: str, message: str, *, unanswered: int = 0) -> None:
+        """A run broke, with so many of its requests still in flight."""
         self._members[rollout].seated = False
-        self._members[rollout].fail(kind, message)
+        self._members[rollout].fail(kind, message, unanswered=unanswered)
 
     def interrupted(self, rollout: int) -> None:
         """A run waits for a human: nobody else waits for it.
@@ -127,8 +136,8 @@ class Desk:
             return
         if self._control.verdict().survivor == rollout:
             self._control.ended(rollout, failed=False, answer=None)
-        elif self._gate.next_check is not None:
-            self._control.note(self._gate.disable())
+        else:
+            self._keep()
 
     def score(self, rollout: int, reward: object) -> None:
         """Take in the reward of a rollout that has ended.
@@ -148,12 +157,28 @@ class Desk:
     def close(self) -> GroupOutcome:
         """Fail what has not ended, and say what came of the group."""
         out = [member for member in self._members if member.status is RolloutStatus.RUNNING]
-        if out and self._gate.next_check is not None:
-            self._control.note(self._gate.disable())
+        if out:
+            self._keep()
         for member in out:
             kind, text = ("interrupted", "waits for a human") if member.interrupted else _LEFT[member.seated]
             member.fail(kind, text)
         return self._outcome()
+
+    def _note_sample(self, rollout: int, message: AIMessage) -> None:
+        """Switch the gate off once the rollouts are known to be copies of one sample."""
+        name, given = response_id_of(message), self._responses[rollout]
+        if name is not None and given.setdefault(name, message.id) != message.id:
+            self._samples.repeated()
+        self._samples.sampled(rollout, name)
+        running = [member.index for member in self._members if member.status is RolloutStatus.RUNNING]
+        if not self._are_copies and self._samples.copies(running) is not None:
+            self._are_copies = True
+            self._keep()
+
+    def _keep(self) -> None:
+        """The gate is off for the group from here on, unless it has decided."""
+        if self._gate.next_check is not None:
+            self._control.note(self._gate.disable())
 
     def _outcome(self) -> GroupOutcome:
         verdict, fired = self._control.verdict(), self._gate.fired
@@ -200,16 +225,16 @@ class Seat:
     """One rollout's place in its group, as its agent's middleware finds it."""
 
     desk: Desk
-    loop: GroupLoop
+    loop: LoopThread
     rollout: int
 
     def hear(self, messages: Sequence[AnyMessage]) -> Future[bool] | None:
         """Tell of the model's last message; the future says whether its tools may run. None: group over."""
-        return self.loop.submit(partial(self.desk.hear, self.rollout, messages))
+        return self.loop.offer(self.desk.hear(self.rollout, messages))
 
     def permit(self, messages: Sequence[AnyMessage]) -> Future[bool] | None:
         """Ask for leave to call the model; None: the group is over."""
-        return self.loop.submit(partial(self.desk.permit, self.rollout, messages))
+        return self.loop.offer(self.desk.permit(self.rollout, messages))
 
 
 SEAT: Final[ContextVar[Seat | None]] = ContextVar("selective_rollout_seat", default=None)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import uuid
-import warnings
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,14 +16,16 @@ from langgraph.errors import GraphBubbleUp
 
 from selective_rollout.actions import DEFAULT_OPTIONS, ActionOptions
 from selective_rollout.draws import stable_fraction
-from selective_rollout.engine.batch import UncertifiedGateWarning
 from selective_rollout.engine.config import RunConfig
+from selective_rollout.engine.loop import LoopThread
 from selective_rollout.engine.outcome import GroupOutcome
+from selective_rollout.engine.rule import GateFile, accepted_rule, warn_about
+from selective_rollout.engine.sampling import SamplingWatch, warn_of_unknown_usage
 from selective_rollout.errors import ConfigError, GroupError
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.group import GroupGate
+from selective_rollout.integrations.chat_models import FOLLOWING, ModelWatch, has_cache
 from selective_rollout.integrations.langchain.desk import SEAT, Desk, Seat
-from selective_rollout.integrations.langchain.loop import GroupLoop
 from selective_rollout.integrations.langchain.messages import is_interrupted
 from selective_rollout.trace.group_log import GroupLog
 from selective_rollout.trace.recorder import Recorder, writer_of
@@ -34,7 +36,7 @@ P = ParamSpec("P")
 
 
 def gated_group(
-    gate: GateConfig,
+    gate: GateConfig | GateFile,
     size: int = 8,
     *,
     mode: Mode = "observe",
@@ -50,7 +52,7 @@ def gated_group(
     actions: ActionOptions = DEFAULT_OPTIONS,
     answer_fn: Callable[[Any], str | None] | None = None,
     recorder: Recorder | None = None,
-    certified: bool = False,
+    certified: bool | GateFile = False,
 ) -> GatedGroup:
     """Open a group for the runs of an agent that carries `GroupGateMiddleware`.
 
@@ -59,7 +61,8 @@ def gated_group(
     left.
 
     Args:
-        gate: the decision rule; its outcome is drop or survivor.
+        gate: the decision rule, whose outcome is drop or survivor; or the path of a gate.toml, which may hold
+            its certificate, too.
         size: rollouts of the group.
         mode: observe: record what the gate would do. enforce: carry it out.
         hold: who waits at a check for the slower ones; None: `all` for drop, `followers` for survivor.
@@ -75,20 +78,16 @@ def gated_group(
         answer_fn: reads the answer out of what a run returned; None: `actions.default_answer` of the agent's
             last text, or, if that is empty, its structured response as the model wrote it.
         recorder: where to write the trace.
-        certified: the rule comes with an accepted certificate; without, enforcing it warns.
+        certified: the rule comes with an accepted certificate, or the path of the gate.toml that certifies
+            it. Enforcing a rule without one warns.
 
     Raises:
-        ConfigError: a setting is out of range, or the rule asks for what no middleware can do.
+        ConfigError: a setting is out of range, the rule asks for what no middleware can do, or the
+            certificate is not of this rule.
     """
-    if gate.outcome == "vote":
-        raise ConfigError("gate.outcome must be drop or survivor in a gated_group, not vote")
-    if gate.score is not None:
-        raise ConfigError(
-            "gate.score reads what the tools answered, and a gated_group decides before they run: "
-            "use a rule without a score"
-        )
     config = RunConfig(
         group_size=size,
+        max_steps=sys.maxsize,  # how many steps there may be is for the agent to say
         mode=mode,
         hold=hold,
         audit_rate=audit_rate,
@@ -96,16 +95,18 @@ def gated_group(
         seed=seed,
         actions=actions,
     )
-    if mode == "enforce" and not certified:
-        warnings.warn(
-            "enforcing a gate without a certificate: nothing bounds how many signal-bearing groups it stops",
-            UncertifiedGateWarning,
-            stacklevel=2,
-        )
+    accepted = accepted_rule(gate, config, certified=certified)
+    _check_rule(accepted.rule)
+    warn_about(accepted.rule, config, accepted.certified)
     group_id = group_id or uuid.uuid4().hex
+    samples = SamplingWatch(group_id, has_cache=has_cache())
+    if sampling is None and samples.declared.cached:
+        sampling = [samples.declared] * size
+    tau = accepted.tau_for(metadata)
     return GatedGroup(
-        GroupGate(gate, size, group_id=group_id, sampling=sampling, history=history),
+        GroupGate(accepted.rule, size, group_id=group_id, sampling=sampling, history=history, tau=tau),
         config,
+        samples,
         task_id=task_id or group_id,
         sampling=sampling,
         history=history,
@@ -113,6 +114,22 @@ def gated_group(
         answer_fn=answer_fn,
         recorder=recorder,
     )
+
+
+def _check_rule(rule: GateConfig) -> None:
+    if rule.outcome == "vote":
+        raise ConfigError("gate.outcome must be drop or survivor in a gated_group, not vote")
+    if rule.score is not None:
+        raise ConfigError(
+            "gate.score reads what the tools answered, and a gated_group decides before they run: "
+            "use a rule without a score"
+        )
+
+
+def _has_uncounted_replies(outcome: GroupOutcome) -> bool:
+    """Whether a reply arrived without its tokens; of requests that were cancelled nobody expects them."""
+    steps = (step for rollout in outcome.group.rollouts for step in rollout.steps)
+    return any(step.usage is not None and step.usage.completion is None for step in steps)
 
 
 @dataclass(slots=True)
@@ -129,6 +146,7 @@ class GatedGroup:
         self,
         gate: GroupGate,
         config: RunConfig,
+        samples: SamplingWatch,
         *,
         task_id: str,
         sampling: Sequence[SamplingInfo] | None,
@@ -139,8 +157,9 @@ class GatedGroup:
     ) -> None:
         self.id = gate.group_id
         self._answer_fn = answer_fn
+        self._samples = samples
         self._outcome: GroupOutcome | None = None
-        self._loop: GroupLoop | None = None
+        self._loop: LoopThread | None = None
         self._log = GroupLog(
             writer_of(recorder),
             gate.group_id,
@@ -157,6 +176,7 @@ class GatedGroup:
             task_id=task_id,
             metadata=metadata or {},
             audited=audited,
+            samples=samples,
             has_answers=answer_fn is not None,
         )
         self._begin = partial(
@@ -230,7 +250,7 @@ class GatedGroup:
         if self._loop is not None:
             raise GroupError(f"group {self.id!r} was opened before: make a new one with gated_group")
         self._begin()
-        self._loop = GroupLoop()
+        self._loop = LoopThread()
         return self
 
     def __exit__(
@@ -238,9 +258,11 @@ class GatedGroup:
     ) -> None:
         loop = self._open_loop()
         try:
-            self._outcome = loop.call(partial(self._end, error))
+            outcome = self._outcome = loop.call(partial(self._end, error))
         finally:
             loop.close()
+        if outcome is not None and error is None and _has_uncounted_replies(outcome):
+            warn_of_unknown_usage(outcome.ledger)
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -269,7 +291,8 @@ class GatedGroup:
         """Give the run its seat, and tell the desk how it ended. Only failures end here."""
         loop, desk, run = self._open_loop(), self._desk, _Run()
         loop.call(partial(desk.begin, rollout))
-        token = SEAT.set(Seat(desk, loop, rollout))
+        watch = ModelWatch(rollout, self._samples)
+        seat, following = SEAT.set(Seat(desk, loop, rollout)), FOLLOWING.set(watch)
         try:
             yield run
             answer = self._read_answer(run.result)
@@ -280,12 +303,14 @@ class GatedGroup:
             kind = "timeout" if isinstance(error, TimeoutError) else "error"
             loop.call(partial(desk.failed, rollout, kind, f"{type(error).__name__}: {error}"))
         except BaseException as error:
-            loop.call(partial(desk.failed, rollout, "cancelled", type(error).__name__))
+            lost = len(watch.requests)
+            loop.call(partial(desk.failed, rollout, "cancelled", type(error).__name__, unanswered=lost))
             raise
         else:
             loop.call(partial(desk.returned, rollout, run.result, answer))
         finally:
-            SEAT.reset(token)
+            SEAT.reset(seat)
+            FOLLOWING.reset(following)
 
     def _read_answer(self, result: Any) -> str | None:
         """What the user's own function reads; it is not shown runs that wait for a human."""
@@ -293,7 +318,7 @@ class GatedGroup:
             return None
         return self._answer_fn(result)
 
-    def _open_loop(self) -> GroupLoop:
+    def _open_loop(self) -> LoopThread:
         if self._loop is None or self._loop.closed:
             raise GroupError(f"group {self.id!r} is not open: use it inside its with block")
         return self._loop

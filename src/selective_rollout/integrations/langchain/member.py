@@ -7,42 +7,33 @@ action at once, and the trace gets the step when its reply is known.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from langchain_core.messages import AIMessage, AnyMessage
 
-from selective_rollout.actions import ActionOptions, default_answer
+from selective_rollout.actions import ActionOptions, default_answer, from_message
 from selective_rollout.engine.hold import GateControl
-from selective_rollout.engine.ledger import Ledger
+from selective_rollout.engine.record import RolloutRecord
 from selective_rollout.gate.decision import GateDecision
 from selective_rollout.integrations.langchain.messages import (
     Reply,
-    action_of,
     finish_reason_of,
     is_cut_off,
     reply_before,
     usage_of,
 )
-from selective_rollout.policy.usage import sum_usages
 from selective_rollout.trace.group_log import GroupLog, observation_hash
-from selective_rollout.types import Rollout, RolloutFailure, RolloutStatus, Step, Usage
+from selective_rollout.types import RolloutFailure, RolloutStatus, Step, Usage
 
 
 @dataclass(slots=True)
-class Member:
+class Member(RolloutRecord):
     """Keeps the record of one rollout; used on the group's loop only."""
 
-    index: int
     log: GroupLog
     control: GateControl
     options: ActionOptions
 
-    status: RolloutStatus = RolloutStatus.RUNNING
-    steps: list[Step] = field(default_factory=list)
-    reward: float | None = None
-    answer: str | None = None
-    failure: RolloutFailure | None = None
-    ledger: Ledger = field(default_factory=Ledger)
     seated: bool = False
     """Whether a run is under way."""
     interrupted: bool = False
@@ -57,28 +48,10 @@ class Member:
     """What that message answers."""
     _cut_off: bool = False
     """Whether the last message ran into its token limit."""
-    _lost: list[Usage] = field(default_factory=list)
-    """Tokens of messages that became no step."""
     _waiting: bool = False
     _late: bool = False
     """The group was cut while this member's request was in flight."""
     _overrun: int = 0
-
-    @property
-    def rollout(self) -> Rollout:
-        """The record so far."""
-        return Rollout(
-            self.index,
-            tuple(self.steps),
-            self.status,
-            self.reward,
-            answer=self.answer,
-            failure=self.failure,
-        )
-
-    @property
-    def _lost_usage(self) -> Usage | None:
-        return sum_usages(self._lost) if self._lost else None
 
     @property
     def _needs_no_leave(self) -> bool:
@@ -99,9 +72,9 @@ class Member:
         self.ledger.add(usage, overrun=late)
         if is_cut_off(message) and not calls_tools:
             self._cut_off = True
-            self._lost.append(usage)
+            self.lost.append(usage)
             return
-        action = action_of(message, self.options)
+        action = from_message(message, self.options)
         self._open = Step(
             index=len(self.steps) + 1,
             action=action,
@@ -131,7 +104,7 @@ class Member:
         elif self.status is RolloutStatus.RUNNING:
             self._write(reply)
             self.status = RolloutStatus.CUT
-            self.log.cut(self.index, lost=self._lost_usage, overrun=self._overrun)
+            self.log.cut(self.index, lost=self.lost_usage, overrun=self._overrun)
         return allowed
 
     def stop(self) -> None:
@@ -158,22 +131,31 @@ class Member:
             self.answer,
             truncated=truncated,
             last_action=last_action,
-            lost=self._lost_usage,
+            lost=self.lost_usage,
             overrun=self._overrun,
         )
         self.control.ended(self.index, failed=False, answer=self.answer)
         self._note(decision)
 
-    def fail(self, kind: str, message: str) -> None:
-        """The run broke; after a cut that is no news."""
+    def fail(self, kind: str, message: str, *, unanswered: int = 0) -> None:
+        """The run broke; after a cut that is no news.
+
+        Args:
+            kind: of failure.
+            message: what happened.
+            unanswered: requests in flight, whose tokens were spent unseen.
+        """
         if self.status is not RolloutStatus.RUNNING:
             return
         if self._untold is not None:
             self._tell(self._untold)
         self._write(Reply())
+        for _ in range(unanswered):
+            self.lost.append(Usage())
+            self.ledger.add(Usage())
         self.status = RolloutStatus.FAILED
         self.failure = RolloutFailure(kind, message)
-        decision = self.log.fail(self.index, kind, message, lost=self._lost_usage, overrun=self._overrun)
+        decision = self.log.fail(self.index, kind, message, lost=self.lost_usage, overrun=self._overrun)
         self.control.ended(self.index, failed=True, answer=None)
         self._note(decision)
 

@@ -1,18 +1,16 @@
-"""What LangChain messages say: the action, its tokens, the calls still out, and the reply to a step."""
+"""What LangChain messages say beside their action: tokens, calls still out, and the reply to a step."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from langchain_core.messages import AIMessage, AIMessageChunk, AnyMessage, ToolMessage
+from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
 
-from selective_rollout.actions import DEFAULT_OPTIONS, ActionOptions, from_message
 from selective_rollout.types import Usage
 
 _STOPPED: Final = "Not run: the gate stopped this rollout's group."
-_SHOWN_BLOCKS: Final = ("text", "server_tool_call")
 _LENGTH: Final = ("length", "max_tokens", "MAX_TOKENS")
 
 
@@ -23,28 +21,6 @@ class Reply:
     text: str | None = None
     """None: no tool answered."""
     is_error: bool | None = None
-
-
-def action_of(message: AIMessage, options: ActionOptions = DEFAULT_OPTIONS) -> str:
-    """Return the canonical action of a message; see `actions.from_message`.
-
-    Two things LangChain alone knows are added. Tools that ran on the provider's server are read from
-    `content_blocks`, the one spelling that all providers share. The arguments of an `AIMessageChunk` are read
-    as they were written: its `tool_calls` are a guess at unfinished JSON, so that a call cut off halfway
-    would look like one with fewer arguments.
-    """
-    calls: Sequence[Any] = message.tool_calls
-    invalid: Sequence[Any] = message.invalid_tool_calls
-    if isinstance(message, AIMessageChunk) and message.tool_call_chunks:
-        calls, invalid = message.tool_call_chunks, ()
-    plain = {
-        "role": "assistant",
-        "content": _content(message),
-        "tool_calls": calls,
-        "invalid_tool_calls": invalid,
-        "additional_kwargs": message.additional_kwargs,
-    }
-    return from_message(plain, options)
 
 
 def usage_of(message: AIMessage) -> Usage:
@@ -70,6 +46,12 @@ def finish_reason_of(message: AIMessage) -> str | None:
     told = message.response_metadata
     reason = told.get("finish_reason") or told.get("stop_reason")
     return reason if isinstance(reason, str) else None
+
+
+def response_id_of(message: AIMessage) -> str | None:
+    """Return the server's id of the response that the message came in."""
+    name = message.response_metadata.get("id")
+    return name if isinstance(name, str) and name else None
 
 
 def is_cut_off(message: AIMessage) -> bool:
@@ -130,11 +112,3 @@ def is_interrupted(result: object) -> bool:
     """Tell whether a run returned because it waits for a human."""
     waiting = result.get("__interrupt__") if isinstance(result, Mapping) else None
     return bool(waiting or getattr(result, "interrupts", None))
-
-
-def _content(message: AIMessage) -> Any:
-    """Return text, or the blocks that count: those of text and of tools that ran on the server."""
-    blocks = [block for block in message.content_blocks if block["type"] in _SHOWN_BLOCKS]
-    if any(block["type"] == "server_tool_call" for block in blocks):
-        return blocks
-    return message.content

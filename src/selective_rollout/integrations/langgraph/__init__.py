@@ -21,10 +21,11 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtraError("langgraph", "langgraph") from error
 
-from selective_rollout.integrations.langgraph.agent_group import Aggregate
+from selective_rollout.engine.sampling import IdenticalSamplingWarning, UnknownUsageWarning
 from selective_rollout.integrations.langgraph.agent_result import AgentGroupResult, GroupEvent
 from selective_rollout.integrations.langgraph.graph import GroupGraph, build_graph
 from selective_rollout.integrations.langgraph.result import GroupResult
+from selective_rollout.integrations.langgraph.rules import Aggregate
 from selective_rollout.integrations.langgraph.runner import GroupRunner
 from selective_rollout.integrations.langgraph.session import PolicyFactory
 from selective_rollout.integrations.langgraph.settings import GroupContext
@@ -37,7 +38,7 @@ from selective_rollout.integrations.langgraph.state import (
     Verdict,
 )
 from selective_rollout.integrations.langgraph.threads import AgentFactory
-from selective_rollout.integrations.langgraph.watch import IdenticalSamplingWarning, UnknownUsageWarning
+from selective_rollout.integrations.langgraph.tracing import Trace
 
 __all__ = [
     "AgentFactory",
@@ -55,6 +56,7 @@ __all__ = [
     "PolicyFactory",
     "RolloutState",
     "StepState",
+    "Trace",
     "UnknownUsageWarning",
     "Verdict",
     "build_graph",

@@ -14,7 +14,9 @@ from selective_rollout.actions import canonicalise, read_action
 from selective_rollout.actions.read import is_assistant
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.ledger import Ledger
+from selective_rollout.engine.sampling import SamplingWatch
 from selective_rollout.gate.decision import GateDecision
+from selective_rollout.integrations.chat_models import ModelWatch
 from selective_rollout.integrations.langgraph.agent_result import GroupEvent
 from selective_rollout.integrations.langgraph.messages import (
     Conversation,
@@ -27,7 +29,6 @@ from selective_rollout.integrations.langgraph.messages import (
     response_id,
     text_of,
 )
-from selective_rollout.integrations.langgraph.watch import ModelWatch, SamplingWatch
 from selective_rollout.policy.usage import sum_usages
 from selective_rollout.rewards import parse_reward
 from selective_rollout.trace.group_log import GroupLog, observation_hash

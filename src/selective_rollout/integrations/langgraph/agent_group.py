@@ -4,50 +4,48 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
-from selective_rollout.draws import stable_fraction
 from selective_rollout.engine.hold import Control, GateControl
 from selective_rollout.engine.ledger import Ledger
+from selective_rollout.engine.sampling import SamplingWatch
 from selective_rollout.engine.vote import VoteControl, full_vote
-from selective_rollout.gate.config import GateConfig
-from selective_rollout.gate.decision import GateDecision
+from selective_rollout.gate.decision import GateDecision, Reason
 from selective_rollout.gate.group import GroupGate
-from selective_rollout.gate.history import PromptHistory
+from selective_rollout.integrations.chat_models import has_cache
 from selective_rollout.integrations.langgraph.account import Account
 from selective_rollout.integrations.langgraph.agent_result import AgentGroupResult, GroupEvent
 from selective_rollout.integrations.langgraph.drive import Drive, Setup, Start
+from selective_rollout.integrations.langgraph.record import LOST, GroupRecord, Identity
+from selective_rollout.integrations.langgraph.rules import Rules
 from selective_rollout.integrations.langgraph.session import settled
-from selective_rollout.integrations.langgraph.state import GroupStatus
+from selective_rollout.integrations.langgraph.state import GroupStatus, Plain
 from selective_rollout.integrations.langgraph.threads import thread_of
-from selective_rollout.integrations.langgraph.watch import SamplingWatch
+from selective_rollout.integrations.langgraph.tracing import GroupTracing
 from selective_rollout.trace.group_log import GroupLog
-from selective_rollout.trace.recorder import Recorder, writer_of
-from selective_rollout.types import Group, Rollout, RolloutStatus
-
-Aggregate: TypeAlias = Callable[[Sequence[Rollout]], Any]
-"""Makes the group's answer of the rollouts that ended normally; may be a coroutine function."""
+from selective_rollout.trace.recorder import writer_of
+from selective_rollout.types import Group, Rollout, RolloutFailure, RolloutStatus
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What decides about the groups of a runner, and who keeps their records."""
+class _AgentControl(GateControl):
+    """A gate's control that can go on with a group that was cut in an earlier run."""
 
-    gate: GateConfig
-    aggregate: Aggregate | None = None
-    recorder: Recorder | None = None
-    history: PromptHistory | None = None
+    def restore(self, cut: GateDecision) -> None:
+        """Carry out a cut that stands, whatever the gate would say now."""
+        self._carry_out(cut)
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Which group it is."""
+class _Samples(SamplingWatch):
+    """Also keeps what each rollout's model was asked with, which a resumed group could not see again."""
 
-    group_id: str
-    task_id: str
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    attempt: int = 1
+    def __init__(self, group_id: str, temperature: float | None) -> None:
+        super().__init__(group_id, temperature, has_cache=has_cache())
+        self.told: dict[int, Plain] = {}
+
+    def asked(self, rollout: int, settings: Mapping[str, Any]) -> None:
+        """A rollout's model was asked with these settings; the first request speaks for the rollout."""
+        super().asked(rollout, settings)
+        self.told.setdefault(rollout, {name: settings.get(name) for name in ("seed", "temperature")})
 
 
 class AgentGroup:
@@ -55,9 +53,11 @@ class AgentGroup:
 
     Args:
         identity: which group it is.
+        record: what an earlier run has settled about it, and where this one stores what it settles.
         rules: the gate and the records.
         setup: the agents and the settings.
         start: what this run begins with.
+        tracing: the group's run, as tracers see it.
         slots: bounds the supersteps that run at once.
         emit: takes events.
     """
@@ -65,40 +65,35 @@ class AgentGroup:
     def __init__(
         self,
         identity: Identity,
+        record: GroupRecord,
         rules: Rules,
         setup: Setup,
         start: Start,
+        tracing: GroupTracing,
         slots: asyncio.Semaphore,
         emit: Callable[[GroupEvent], None],
     ) -> None:
         config = setup.config
         self.emit = emit
-        self.samples = SamplingWatch(identity.group_id, config.temperature)
+        self.tracing = tracing
+        self._samples = _Samples(identity.group_id, config.temperature)
+        self.samples: SamplingWatch = self._samples
         self._identity = identity
+        self._record = record
         self._rules = rules
         self._setup = setup
-        self._past = _past(rules, identity.task_id)
-        self._is_audited = (
-            config.mode == "enforce"
-            and stable_fraction("audit", config.seed, identity.group_id) < config.audit_rate
-        )
+        self._is_resume = start.is_resume
         self._gate = self._make_gate()
         self.log = self._begin_log()
         self._control = self._make_control()
         self._are_copies = False
         self._checks_told = 0
         self._running = set(range(config.group_size))
+        self._lost: set[int] = set()
+        self._to_recall = set(range(config.group_size)) if start.is_resume else set()
+        self._recalled = asyncio.Event()
         self._drives = [
-            Drive(
-                Account(index, self, config),
-                index,
-                identity.group_id,
-                setup,
-                start,
-                self._control.permit,
-                slots,
-                emit,
-            )
+            Drive(Account(index, self, config), index, identity.group_id, setup, start, self, slots)
             for index in range(config.group_size)
         ]
 
@@ -108,7 +103,8 @@ class AgentGroup:
         Raises:
             ConfigError: the agents cannot be driven.
         """
-        tasks = [asyncio.create_task(drive.run()) for drive in self._drives]
+        self._take_up()
+        tasks = [asyncio.create_task(self._follow(index)) for index in range(self._gate.size)]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         finally:
@@ -117,9 +113,29 @@ class AgentGroup:
             await asyncio.wait(tasks)
         broken = next((task.exception() for task in tasks if not task.cancelled() and task.exception()), None)
         if broken is not None:
-            self.log.end(error=f"{type(broken).__name__}: {broken}")
+            if not self._is_resume:  # a resume that was refused leaves the group as it was: unfinished
+                self.log.end(error=f"{type(broken).__name__}: {broken}")
             raise broken
         return await self._close()
+
+    async def permit(self, rollout: int) -> bool:
+        """Wait until the rollout may go on; what the group has settled by then is stored first."""
+        if self._to_recall:
+            await self._recalled.wait()
+        may_go = await self._control.permit(rollout)
+        self._settle()
+        await self._record.saved()
+        return may_go
+
+    def recalled(self, rollout: int) -> None:
+        """The rollout has told all that its thread holds; nobody goes on before all have."""
+        self._to_recall.discard(rollout)
+        if not self._to_recall:
+            self._recalled.set()
+
+    def failure_of(self, rollout: int) -> RolloutFailure | None:
+        """Why the rollout was counted out in an earlier run, if it was."""
+        return self._record.failures.get(rollout)
 
     def check_sampling(self) -> None:
         """Switch the gate off once the rollouts are known to be copies of one sample."""
@@ -140,6 +156,8 @@ class AgentGroup:
     def ended(self, rollout: int, *, failed: bool, answer: str | None) -> None:
         """A rollout ended on its own."""
         self._running.discard(rollout)
+        if failed and self._drives[rollout].account.status is RolloutStatus.CUT:
+            self._lost.add(rollout)
         self._control.ended(rollout, failed=failed, answer=answer)
 
     def interrupted(self) -> None:
@@ -150,22 +168,62 @@ class AgentGroup:
         if self._gate.fired is None:
             self._control.note(self._gate.disable())
 
+    async def _follow(self, rollout: int) -> None:
+        try:
+            await self._drives[rollout].run()
+        finally:
+            self.recalled(rollout)
+
+    def _take_up(self) -> None:
+        """Go on from what an earlier run has settled."""
+        for rollout, settings in self._record.sampling.items():
+            self.samples.asked(rollout, settings)
+        if self._record.is_kept:
+            self._keep()
+        cut = self._record.cut(self._gate.size)
+        if cut is not None and isinstance(self._control, _AgentControl):
+            self._control.restore(cut)
+
+    def _settle(self) -> None:
+        """Note what is settled by now."""
+        verdict, fired = self._control.verdict(), self._gate.fired
+        is_off = fired is None and self._gate.confirm().reason is Reason.DISABLED
+        self._record.settle(
+            cut=fired if verdict.cut_at is not None else None,
+            is_kept=is_off or verdict.late_veto,
+            failures=self._counted_out(is_stopped=verdict.stopped),
+            sampling=self._samples.told,
+        )
+
+    def _counted_out(self, *, is_stopped: bool) -> dict[int, RolloutFailure]:
+        """Members that a decision has done without: those it counted as absent, and all once it is a cut."""
+        failures = {
+            index: failure
+            for index, drive in enumerate(self._drives)
+            if (failure := drive.account.rollout.failure) is not None and failure.kind != "interrupted"
+        }
+        if is_stopped:
+            return failures | {index: RolloutFailure(LOST, "cancelled by the cut") for index in self._lost}
+        checks = self._gate.checks
+        present = checks[-1].facts.members if checks and checks[-1].facts is not None else ()
+        return {index: failure for index, failure in failures.items() if present and index not in present}
+
     def _make_gate(self) -> GroupGate:
-        config, history = self._setup.config, self._rules.history
-        task_id = self._identity.task_id
+        identity, config = self._identity, self._setup.config
         return GroupGate(
             self._rules.gate,
             config.group_size,
-            group_id=self._identity.group_id,
+            group_id=identity.group_id,
             sampling=[self.samples.declared] * config.group_size,
-            history=self._past,
-            history_p=history.p_zero_variance(task_id, config.group_size) if history is not None else None,
+            history=identity.past,
+            history_p=identity.past_p,
+            tau=identity.tau,
         )
 
     def _begin_log(self) -> GroupLog:
         identity, recorder, config = self._identity, self._rules.recorder, self._setup.config
         log = GroupLog(
-            writer_of(recorder),
+            writer_of(None if self._record.is_done else recorder),
             identity.group_id,
             attempt=identity.attempt,
             gate=self._gate,
@@ -177,18 +235,18 @@ class AgentGroup:
             task_id=identity.task_id,
             mode=config.mode,
             sampling=[self.samples.declared] * config.group_size,
-            history=self._past,
-            audit=self._is_audited if config.mode == "enforce" else None,
+            history=identity.past,
+            audit=identity.audited if config.mode == "enforce" else None,
             metadata=identity.metadata,
         )
         return log
 
     def _make_control(self) -> Control:
         config, gate = self._setup.config, self._gate
-        enforce = config.mode == "enforce" and not self._is_audited
+        enforce = config.mode == "enforce" and not self._identity.audited
         if gate.config.outcome == "vote" and enforce:
             return VoteControl(gate.group_id, gate.size, self._stop)
-        return GateControl(
+        return _AgentControl(
             gate,
             hold=config.hold_for(gate.config.outcome),
             enforce=enforce,
@@ -219,7 +277,7 @@ class AgentGroup:
             cut_as=self._rules.gate.outcome if verdict.stopped else None,
             cut_at=verdict.cut_at,
             would_cut_at=fired.step if fired is not None and verdict.cut_at is None else None,
-            audited=self._is_audited,
+            audited=identity.audited,
             late_veto=verdict.late_veto,
             survivor=verdict.survivor,
             answer=verdict.answer if verdict.stopped else await self._full_answer(rollouts),
@@ -230,10 +288,20 @@ class AgentGroup:
             interrupts={i: drive.interrupts for i, drive in enumerate(self._drives) if drive.interrupts},
             messages_key=self._setup.messages_key,
         )
-        self._end(result)
+        await self._end(result)
         return result
 
-    def _end(self, result: AgentGroupResult) -> None:
+    async def _end(self, result: AgentGroupResult) -> None:
+        """Close the group; one that waits for replies stays open in the trace, to be gone on with."""
+        was_done = self._record.is_done
+        self._settle()
+        if not result.interrupts:
+            self._record.close()
+        await (
+            self._record.saved()
+        )  # first, since a trace in which a group goes on after its end is unreadable
+        if was_done or result.interrupts:
+            return
         self.log.end(
             outcome=result.cut_as,
             cut_at=result.cut_at,
@@ -257,13 +325,6 @@ class AgentGroup:
             )
             return None if answer is None else str(answer)
         return full_vote(self._gate, {rollout.index: rollout.answer for rollout in rollouts})
-
-
-def _past(rules: Rules, task_id: str) -> Sequence[float] | None:
-    """The prompt's last rewards, if the rule asks for them."""
-    if rules.history is None or not rules.gate.history_mixed:
-        return None
-    return rules.history.last(task_id, rules.gate.history_mixed)
 
 
 def _status(rollouts: Sequence[Rollout], *, stopped: bool) -> GroupStatus:

@@ -6,30 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from selective_rollout.engine.ledger import Ledger
-from selective_rollout.engine.outcome import GroupOutcome
 from selective_rollout.engine.survivor import survivor_order
 from selective_rollout.errors import SelectiveRolloutError
 from selective_rollout.gate.decision import GateDecision
 from selective_rollout.integrations.langgraph.messages import messages_of
-from selective_rollout.integrations.langgraph.state import GroupStatus
-from selective_rollout.types import Rollout, RolloutFailure, RolloutStatus
+from selective_rollout.integrations.langgraph.outcome import GraphOutcome
+from selective_rollout.types import RolloutStatus
 
 EventType: TypeAlias = Literal["step", "decision", "part", "rollout_end", "result"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentGroupResult(GroupOutcome):
-    """What came of a group of agents: the engine's outcome, and what only the agents' graphs know.
+class AgentGroupResult(GraphOutcome):
+    """What came of a group of agents, and what only the agents' graphs know."""
 
-    `answer`, `survivor`, `cut_at`, `decisions`, `trainable`, `votes` (cast) and `inferred_votes` are the
-    outcome's. In `ledger`, `completion` sums the replies whose tokens are known; `unknown_requests` counts
-    the others.
-    """
-
-    status: GroupStatus
-    ledgers: tuple[Ledger, ...]
-    """Tokens of each rollout, by index."""
     thread_ids: tuple[str, ...]
     """`{group_id}/{i}`: where a checkpointer, if the agents have one, keeps each rollout."""
     states: tuple[Any, ...]
@@ -37,16 +27,6 @@ class AgentGroupResult(GroupOutcome):
     interrupts: Mapping[int, tuple[Any, ...]]
     """What each interrupted rollout waits for, by index; `aresume` takes the replies."""
     messages_key: str = "messages"
-
-    @property
-    def rollouts(self) -> tuple[Rollout, ...]:
-        """The rollouts, by index."""
-        return self.group.rollouts
-
-    @property
-    def failure(self) -> RolloutFailure | None:
-        """Why there is no result at all: the first rollout's failure, if every rollout failed."""
-        return self.rollouts[0].failure if self.status == "failed" else None
 
     @property
     def speaker(self) -> int | None:

@@ -7,33 +7,26 @@ group's next attempt with its steps marked as replayed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Sequence
 
 from selective_rollout.draws import sampling_seed
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.group import GroupGate
+from selective_rollout.gate.history import PromptHistory
+from selective_rollout.integrations.langgraph.decisions import decision_state
 from selective_rollout.integrations.langgraph.state import (
     GroupFacts,
     Plain,
     RolloutState,
     Verdict,
     ended_with_a_step,
-    plain_copy,
     steps_of,
     usage_of,
 )
-from selective_rollout.trace.convert import decision_event
 from selective_rollout.trace.group_log import GroupLog
 from selective_rollout.trace.recorder import Recorder, writer_of
-from selective_rollout.trace.schema import DecisionEvent
 from selective_rollout.types import RolloutStatus, SamplingInfo
-
-DECISION_FIELDS: Final = tuple(
-    name for name in DecisionEvent.__struct_fields__ if name not in ("group", "attempt")
-)
-"""What the state keeps of a decision event."""
 
 
 class Book:
@@ -45,6 +38,7 @@ class Book:
         config: the settings in force.
         recorder: where to write the trace.
         attempt: number of this run among those that worked on the group.
+        history: the prompts' earlier rewards, to which those of a group that ends are added.
     """
 
     def __init__(
@@ -54,6 +48,7 @@ class Book:
         config: RunConfig,
         recorder: Recorder | None,
         attempt: int,
+        history: PromptHistory | None = None,
     ) -> None:
         sampling = [
             SamplingInfo(
@@ -62,7 +57,18 @@ class Book:
             for i in range(config.group_size)
         ]
         self.attempt = attempt
-        self.gate = GroupGate(gate, config.group_size, group_id=group["group_id"], sampling=sampling)
+        past: Plain = group["settings"]["past"]
+        self.gate = GroupGate(
+            gate,
+            config.group_size,
+            group_id=group["group_id"],
+            sampling=sampling,
+            history=past["rewards"],
+            history_p=past["p_zero_variance"],
+            tau=past["tau"],
+        )
+        self._history = history
+        self._task_id = group["task_id"]
         self._log = GroupLog(
             writer_of(recorder),
             group["group_id"],
@@ -79,6 +85,7 @@ class Book:
             task_id=group["task_id"],
             mode=config.mode,
             sampling=sampling,
+            history=past["rewards"],
             audit=group["audited"] if config.mode == "enforce" else None,
             metadata=group["metadata"],
         )
@@ -111,14 +118,10 @@ class Book:
 
     def decisions(self) -> list[Plain]:
         """Every decision at a check position, as plain data."""
-        events = [decision_event(self._log.group_id, self.attempt, check) for check in self.gate.checks]
-        return [
-            plain_copy({name: getattr(event, name) for name in DECISION_FIELDS}, "a decision")
-            for event in events
-        ]
+        return [decision_state(check) for check in self.gate.checks]
 
-    def close(self, verdict: Verdict) -> None:
-        """Write the group's end."""
+    def close(self, verdict: Verdict, rewards: Sequence[float | None]) -> None:
+        """Write the group's end, and remember its rewards."""
         self._log.end(
             outcome=verdict["cut_as"],
             cut_at=verdict["cut_at"],
@@ -126,6 +129,9 @@ class Book:
             answer=verdict["answer"],
             late_veto=verdict["late_veto"],
         )
+        if self._history is not None:
+            was_cut = verdict["cut_as"] is not None
+            self._history.record(self._task_id, self._log.group_id, rewards, was_cut=was_cut)
 
     def _end(self, rollout: RolloutState, status: RolloutStatus, last_action: str | None) -> None:
         index, wasted, lost = rollout["index"], rollout["wasted"], usage_of(rollout["lost"])

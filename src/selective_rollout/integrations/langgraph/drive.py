@@ -11,16 +11,15 @@ from __future__ import annotations
 import asyncio
 import copy
 import enum
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.errors import GraphDrained, GraphRecursionError
 from langgraph.runtime import RunControl
-from langgraph.types import Command, StreamMode
+from langgraph.types import Command, Durability, StreamMode
 
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.errors import ConfigError
@@ -28,8 +27,11 @@ from selective_rollout.integrations.langgraph import threads
 from selective_rollout.integrations.langgraph.account import Account
 from selective_rollout.integrations.langgraph.agent_result import GroupEvent
 from selective_rollout.integrations.langgraph.messages import messages_of
+from selective_rollout.integrations.langgraph.record import LOST
 from selective_rollout.integrations.langgraph.session import settled
 from selective_rollout.integrations.langgraph.threads import Agent, AgentFactory
+from selective_rollout.integrations.langgraph.tracing import GroupTracing
+from selective_rollout.types import RolloutFailure
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,26 @@ class Setup:
     answer: Callable[[Any], str | None]
     """Reads the answer in a final state, in a form that equal answers share."""
     reward: Callable[[Any], object] | None
+    durability: Durability = "sync"
+    """When LangGraph stores a superstep, if the agents have a checkpointer."""
+
+
+class Desk(Protocol):
+    """What a drive asks of its group."""
+
+    tracing: GroupTracing
+
+    async def permit(self, rollout: int) -> bool:
+        """Wait until the rollout may go on; False: it is stopped for good."""
+
+    def recalled(self, rollout: int) -> None:
+        """The rollout has told all that its thread holds."""
+
+    def failure_of(self, rollout: int) -> RolloutFailure | None:
+        """Why the rollout was counted out in an earlier run, if it was."""
+
+    def emit(self, event: GroupEvent) -> None:
+        """Something happened that a reader of the stream may want to know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +85,7 @@ class _End(enum.Enum):
     OUT_OF_STEPS = enum.auto()
     INTERRUPTED = enum.auto()
     STOPPED = enum.auto()
+    COUNTED_OUT = enum.auto()
 
 
 _ASK_AGAIN: Final = object()
@@ -77,9 +100,8 @@ class Drive:
         group_id: the group.
         setup: what all groups share.
         start: what this run begins with.
-        permit: waits until the rollout may go on; False: it is stopped for good.
+        desk: its group.
         slots: bounds the supersteps that run at once.
-        emit: takes events.
     """
 
     def __init__(
@@ -89,9 +111,8 @@ class Drive:
         group_id: str,
         setup: Setup,
         start: Start,
-        permit: Callable[[int], Awaitable[bool]],
+        desk: Desk,
         slots: asyncio.Semaphore,
-        emit: Callable[[GroupEvent], None],
     ) -> None:
         self.account = account
         self.state: Any = None
@@ -100,11 +121,10 @@ class Drive:
         self._group_id = group_id
         self._setup = setup
         self._start = start
-        self._permit = permit
+        self._desk = desk
         self._slots = slots
-        self._emit = emit
         self._control = RunControl()
-        self._config = threads.rollout_config(start.config, group_id, index, [account.watch])
+        self._config = threads.rollout_config(start.config, group_id, index)
         self._task: asyncio.Task[_End] | None = None
         self._limit: asyncio.Timeout | None = None
         self._is_flying = False
@@ -147,21 +167,28 @@ class Drive:
             self._control.request_drain("the group was stopped")
 
     async def _drive(self) -> _End:
-        var_child_runnable_config.set(None)  # a run of its own, also if a node of another graph started it
-        if not await self._permit(self._index):
+        if not self._start.is_resume and not await self._desk.permit(self._index):
             return _End.STOPPED
-        async with threads.opened(self._setup.agent, self._index) as agent:
-            async with asyncio.timeout(self._setup.config.rollout_timeout_s) as self._limit:
-                end = await self._run(agent)
-                if end in (_End.FINISHED, _End.OUT_OF_STEPS):
-                    await self._finish(end)
+        tracing, handlers = self._desk.tracing, [self.account.watch]
+        with tracing.rollout(self._config, self._index, handlers) as self._config:
+            async with threads.opened(self._setup.agent, self._index) as agent:
+                async with asyncio.timeout(self._setup.config.rollout_timeout_s) as self._limit:
+                    end = await self._run(agent)
+                    if end in (_End.FINISHED, _End.OUT_OF_STEPS):
+                        await self._finish(end)
         return end
 
     async def _run(self, agent: Agent) -> _End:
         check_messages_key(agent, self._setup.messages_key)
         has_more = await self._prepare(agent)
+        self._desk.recalled(self._index)
+        if self._start.is_resume and self._desk.failure_of(self._index) is not None:
+            return _End.COUNTED_OUT
         if not has_more:
             return _End.INTERRUPTED if self.interrupts else _End.FINISHED
+        stored: dict[str, Any] = {}
+        if threads.keeps_threads(agent):
+            stored["durability"] = self._setup.durability
         parts = agent.astream(
             self._input(),
             self._config,
@@ -169,6 +196,7 @@ class Drive:
             stream_mode=["values", *(mode for mode in self._start.modes if mode != "values")],
             control=self._control,
             version="v2",
+            **stored,
         )
         async with aclosing(cast(AsyncGenerator[Any], parts)) as stream:
             return await self._follow(stream)
@@ -188,11 +216,6 @@ class Drive:
                 )
             return True
         if snapshot is None:
-            if self._start.input is None:
-                raise ConfigError(
-                    f"nothing is stored of thread {thread!r}: resuming needs agents with a checkpointer, the "
-                    "group's thread_id, and its input for rollouts that had not begun"
-                )
             return True
         key = self._setup.messages_key
         self.account.begin(await threads.opening_messages(agent, self._config, key))
@@ -213,12 +236,22 @@ class Drive:
         while not self.account.out_of_steps:
             if at_boundary and not await self._permitted():
                 return _End.STOPPED
+            self._require_beginning()
             part = await self._next(stream, at_boundary)
             if part is None:
                 return _End.INTERRUPTED if self.interrupts else _End.FINISHED
             if part is not _ASK_AGAIN:
                 at_boundary = self._take(part)
         return _End.OUT_OF_STEPS
+
+    def _require_beginning(self) -> None:
+        """Refuse to go on with a rollout of which neither a thread nor an input is there."""
+        if self._start.is_resume and self.state is None and self._start.input is None:
+            raise ConfigError(
+                f"nothing is stored of thread {threads.thread_of(self._group_id, self._index)!r}: resuming "
+                "needs agents with a checkpointer, the group's thread_id, and its input for rollouts that "
+                "had not begun"
+            )
 
     async def _next(self, stream: AsyncGenerator[Any], at_boundary: bool) -> Any:
         self._is_flying = True
@@ -237,7 +270,7 @@ class Drive:
             Whether a superstep is complete and the next one has not begun.
         """
         if part["type"] in self._start.modes:
-            self._emit(GroupEvent(type="part", group_id=self._group_id, rollout=self._index, part=part))
+            self._desk.emit(GroupEvent(type="part", group_id=self._group_id, rollout=self._index, part=part))
         if part["type"] != "values" or part["ns"]:
             return False
         is_first = self.state is None
@@ -255,12 +288,12 @@ class Drive:
         self._is_overtaken = False
         deadline = self._limit.when() if self._limit is not None else None
         if self._limit is None or deadline is None:
-            return await self._permit(self._index)
+            return await self._desk.permit(self._index)
         clock = asyncio.get_running_loop()
         asked = clock.time()
         self._limit.reschedule(None)
         try:
-            return await self._permit(self._index)
+            return await self._desk.permit(self._index)
         finally:
             self._limit.reschedule(deadline + clock.time() - asked)
 
@@ -294,6 +327,17 @@ class Drive:
         elif end is _End.INTERRUPTED:
             asks = "; ".join(str(getattr(entry, "value", entry)) for entry in self.interrupts)
             self.account.interrupt(asks)
+        elif end is _End.COUNTED_OUT:
+            self._count_out()
+
+    def _count_out(self) -> None:
+        """Repeat an end of an earlier run that the group has decided upon."""
+        failure = self._desk.failure_of(self._index)
+        assert failure is not None
+        if failure.kind == LOST:
+            self.account.cut(is_lost=True)
+        else:
+            self.account.fail(failure.kind, failure.message)
 
     def _settle_error(self, error: Exception) -> None:
         if isinstance(error, GraphDrained) and self._is_lost:

@@ -9,14 +9,16 @@ from typing import Any, Final, cast
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
-from langgraph.types import Checkpointer, Command
+from langgraph.types import Checkpointer, Command, RetryPolicy
 
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.conversation import Opening, default_opening, prompt_opening
+from selective_rollout.engine.rule import GateFile, accepted_rule
 from selective_rollout.env.base import EnvironmentFactory
 from selective_rollout.env.prompt import PromptEnvironment
 from selective_rollout.errors import ConfigError
 from selective_rollout.gate.config import GateConfig
+from selective_rollout.gate.history import PromptHistory
 from selective_rollout.integrations.langgraph import nodes
 from selective_rollout.integrations.langgraph.session import Parts, PolicyFactory, Session
 from selective_rollout.integrations.langgraph.settings import GroupContext
@@ -110,12 +112,14 @@ def build_graph(
     policy: Policy | PolicyFactory | None = None,
     environment: EnvironmentFactory | None = None,
     *,
-    gate: GateConfig | None = None,
+    gate: GateConfig | GateFile | None = None,
     config: RunConfig | None = None,
     recorder: Recorder | None = None,
     opening: Opening | None = None,
     checkpointer: Checkpointer = None,
-    certified: bool = False,
+    certified: bool | GateFile = False,
+    retry: RetryPolicy | None = None,
+    history: PromptHistory | None = None,
     name: str = "selective_rollout",
 ) -> GroupGraph:
     """Build a graph that runs one prompt through a group of rollouts and stops the group as the gate says.
@@ -129,7 +133,7 @@ def build_graph(
             and model that SELECTIVE_ROLLOUT_*, VLLM_* or OPENAI_* variables name when the run starts. A
             policy given as such belongs to one event loop: `invoke` uses one loop for all its runs.
         environment: makes the world of one rollout. None: `PromptEnvironment`, which is none.
-        gate: the decision rule; the paper's by default.
+        gate: the decision rule, or a gate file that holds one; the paper's by default.
         config: how to run; observe mode with 8 rollouts by default. `stop`, `hold_timeout_s` and, with a
             policy of your own, `concurrency` have no effect here: nothing is in flight at a check, and
             LangGraph's own `max_concurrency` bounds the requests.
@@ -138,14 +142,21 @@ def build_graph(
             environment, `prompt_opening`.
         checkpointer: keeps the state of each thread. A run that goes on from it re-steps recorded actions in
             environments that are replayable; rollouts in others fail.
-        certified: the rule comes with an accepted certificate; without, enforcing it warns.
+        certified: True vouches for the rule; the path of a gate file certifies it, unless the rule may cut
+            groups that the certified one keeps. A `gate` file that holds its certificate needs neither.
+            Enforcing a rule that nothing certifies warns.
+        retry: when a step that broke is tried again, by each rollout for itself; the step counts once. Its
+            completion is not asked for again, and an environment that broke in it is rebuilt, if it is
+            replayable. With the default `retry_on`, also failures of endpoint and environment that may pass.
+        history: the prompts' earlier rewards, by `task_id`; read by the rule, and added to.
         name: of the graph.
 
     Returns:
         A compiled `StateGraph`; its context is a `GroupContext`.
 
     Raises:
-        ConfigError: `config.hold` is something that supersteps cannot do.
+        ConfigError: `config.hold` is something that supersteps cannot do, or a rule that its certificate
+            does not cover.
     """
     config = config or RunConfig()
     if config.hold not in (None, "all"):
@@ -157,10 +168,11 @@ def build_graph(
         policy=policy,
         environment=environment or PromptEnvironment,
         opening=opening or usual_opening,
-        gate=gate or GateConfig(),
         config=config,
         recorder=recorder,
-        certified=certified,
+        accepted=accepted_rule(GateConfig() if gate is None else gate, config, certified=certified),
+        retry=retry,
+        history=history,
     )
     builder = StateGraph(GroupState, context_schema=GroupContext, input_schema=GroupInput)
     builder.add_node("open", nodes.plain_node(nodes.open_group, "open"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from selective_rollout.actions import ActionOptions, RawAction, RawCall, canonicalise
@@ -70,6 +70,21 @@ def text_of(message: Any) -> str:
     blocks = content if isinstance(content, list | tuple) else ()
     texts = (block if isinstance(block, str) else field(block, "text") for block in blocks)
     return "".join(text for text in texts if isinstance(text, str))
+
+
+def answer_reader(
+    answer_fn: Callable[[str], str | None], answer_key: str | None, messages_key: str
+) -> Callable[[Any], str | None]:
+    """What reads the answer in a final state: in a key of its own, or in the last message."""
+
+    def read(state: Any) -> str | None:
+        if answer_key is not None:
+            value = field(state, answer_key)
+            return None if value is None else answer_fn(value if isinstance(value, str) else str(value))
+        messages = messages_of(state, messages_key)
+        return answer_fn(text_of(messages[-1])) if messages else None
+
+    return read
 
 
 def acts(action: RawAction, options: ActionOptions) -> bool:

@@ -12,8 +12,8 @@ from langgraph.runtime import get_runtime
 from langgraph.types import Send, StreamWriter
 
 from selective_rollout.draws import is_audited
-from selective_rollout.engine.batch import warn_about
 from selective_rollout.engine.ledger import Ledger
+from selective_rollout.engine.rule import warn_about
 from selective_rollout.gate.decision import Reason
 from selective_rollout.integrations.langgraph.book import Book
 from selective_rollout.integrations.langgraph.plan import Plan, is_enforcing, plan_next
@@ -43,7 +43,8 @@ def open_group(state: GroupState) -> Plain:
     session = _session()
     session.has_opened = True
     gate, config = session.gate, session.config
-    warn_about(gate, config, session.parts.certified)
+    session.require_covered()
+    warn_about(gate, config, session.parts.accepted.certified)
     session.policy_for(config)
     visit = state.get("visit", 0) + 1
     group_id = state.get("group_id") or _default_group_id(visit)
@@ -56,7 +57,10 @@ def open_group(state: GroupState) -> Plain:
         "task_id": task_id,
         "metadata": state.get("metadata") or {},
         "group_size": config.group_size,
-        "settings": record(gate, config),
+        "settings": {
+            **record(gate, config),
+            "past": session.parts.past_of(gate, task_id, state.get("metadata") or {}, config.group_size),
+        },
         "visit": visit,
         "attempt": 1,
         "rollouts": rollouts,
@@ -124,7 +128,7 @@ def finish(state: GroupState) -> Plain:
         session.leave(rollout["index"])
     rollouts = {**state["rollouts"], **stopped}
     book.catch_up(rollouts.values())
-    session.close_book(state["verdict"])
+    session.close_book(state["verdict"], [rollout["reward"] for rollout in rollouts.values()])
     status = _status(state["verdict"], rollouts.values())
     emit({"type": "end", "group": state["group_id"], "status": status, **state["verdict"]})
     return {"rollouts": stopped, "status": status}

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from selective_rollout.engine.survivor import first_of, survivor_order
-from selective_rollout.engine.vote import plurality, unassailable
+from selective_rollout.gate.vote import first_wave, plurality, unassailable
 from selective_rollout.integrations.langgraph.state import GroupState, RolloutState, Verdict
 from selective_rollout.types import RolloutStatus
 
@@ -75,8 +75,8 @@ def _plan_vote(running: tuple[int, ...], answers: dict[int, str], order: list[in
     winner = unassailable(Counter(answers.values()), len(running)) if running else None
     if winner is not None:
         return Plan((), answer=winner, stopped=True)
-    first_wave = tuple(index for index in running if index in order[: size // 2 + 1])
-    return Plan(first_wave or running, answer=plurality(answers, order) if not running else None)
+    majority = tuple(index for index in running if index in first_wave(order))
+    return Plan(majority or running, answer=plurality(answers, order) if not running else None)
 
 
 def _is_running(rollout: RolloutState) -> bool:

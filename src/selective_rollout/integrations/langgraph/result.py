@@ -6,47 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
-import msgspec
-
-from selective_rollout.engine.ledger import Ledger
-from selective_rollout.engine.outcome import GroupOutcome
 from selective_rollout.errors import ConfigError
-from selective_rollout.gate.decision import GateDecision
+from selective_rollout.integrations.langgraph.decisions import decision_of
+from selective_rollout.integrations.langgraph.outcome import GraphOutcome
 from selective_rollout.integrations.langgraph.state import (
     GroupState,
-    GroupStatus,
-    Plain,
     RolloutState,
     ledger_of,
     steps_of,
 )
-from selective_rollout.trace.convert import decision_from_event
-from selective_rollout.trace.schema import DecisionEvent
 from selective_rollout.types import Group, Rollout, RolloutFailure, RolloutStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupResult(GroupOutcome):
-    """What came of a group that a graph ran: the engine's outcome, and what only the graph knows.
-
-    `answer`, `survivor`, `cut_at`, `decisions`, `trainable`, `votes` (cast) and `inferred_votes` are the
-    outcome's. In `ledger`, `completion` sums the requests whose tokens are known; `unknown_requests` counts
-    the others.
-    """
-
-    status: GroupStatus
-    ledgers: tuple[Ledger, ...]
-    """Tokens of each rollout, by index."""
-
-    @property
-    def rollouts(self) -> tuple[Rollout, ...]:
-        """The rollouts, by index."""
-        return self.group.rollouts
-
-    @property
-    def failure(self) -> RolloutFailure | None:
-        """Why there is no result at all: the first rollout's failure, if every rollout failed."""
-        return self.rollouts[0].failure if self.status == "failed" else None
+class GroupResult(GraphOutcome):
+    """What came of a group that a graph of `build_graph` ran."""
 
     @classmethod
     def from_state(cls, state: Any) -> Self:
@@ -71,7 +45,7 @@ class GroupResult(GroupOutcome):
                 attempt=plain["attempt"],
                 metadata=plain["metadata"],
             ),
-            decisions=tuple(_decision(decision, plain["group_size"]) for decision in plain["decisions"]),
+            decisions=tuple(decision_of(decision, plain["group_size"]) for decision in plain["decisions"]),
             ledger=ledger_of(plain["usage"]),
             cut_as=verdict["cut_as"],
             cut_at=verdict["cut_at"],
@@ -108,8 +82,3 @@ def _rollout(rollout: RolloutState) -> Rollout:
         answer=rollout["answer"],
         failure=None if failure is None else RolloutFailure(**failure),
     )
-
-
-def _decision(plain: Plain, group_size: int) -> GateDecision:
-    event = msgspec.convert({"type": "decision", "group": "", **plain}, DecisionEvent)
-    return decision_from_event(event, group_size)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import uuid
-import warnings
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, Literal, TypeVar, cast, get_args
 from weakref import WeakKeyDictionary
 
 from langchain_core.runnables import RunnableConfig, RunnableLambda
@@ -17,20 +17,23 @@ from langgraph.runtime import get_runtime
 from langgraph.types import StreamMode
 
 from selective_rollout.actions import default_answer
-from selective_rollout.engine.batch import warn_about
+from selective_rollout.draws import is_audited
 from selective_rollout.engine.config import RunConfig
+from selective_rollout.engine.loop import LoopThread
+from selective_rollout.engine.rule import GateFile, accepted_rule, warn_about
+from selective_rollout.engine.sampling import warn_of_unknown_usage
 from selective_rollout.errors import ConfigError
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.history import PromptHistory
-from selective_rollout.gate.signals import signal
 from selective_rollout.integrations.langgraph import threads
-from selective_rollout.integrations.langgraph.agent_group import AgentGroup, Aggregate, Identity, Rules
+from selective_rollout.integrations.langgraph.agent_group import AgentGroup
 from selective_rollout.integrations.langgraph.agent_result import AgentGroupResult, GroupEvent
-from selective_rollout.integrations.langgraph.bridge import LoopThread
 from selective_rollout.integrations.langgraph.drive import Setup, Start, check_messages_key
-from selective_rollout.integrations.langgraph.messages import field, messages_of, text_of
+from selective_rollout.integrations.langgraph.messages import answer_reader, messages_of
+from selective_rollout.integrations.langgraph.record import GroupRecord, Identity, Saver
+from selective_rollout.integrations.langgraph.rules import Aggregate, Rules
 from selective_rollout.integrations.langgraph.threads import Agent, AgentFactory
-from selective_rollout.integrations.langgraph.watch import warn_of_unknown_usage
+from selective_rollout.integrations.langgraph.tracing import GroupTracing, Trace
 from selective_rollout.trace.recorder import Recorder
 
 T = TypeVar("T")
@@ -56,8 +59,8 @@ class GroupRunner:
     Args:
         agent: a compiled graph, which all rollouts share; or a factory, called with each rollout's index,
             that makes a graph, an awaitable of one, or a context manager that yields one.
-        gate: the decision rule; the paper's by default. Outcome "drop" gives no answer: ask for "survivor" or
-            "vote" at inference.
+        gate: the decision rule, or a gate file that holds one; the paper's by default. Outcome "drop" gives
+            no answer: ask for "survivor" or "vote" at inference.
         config: how to run; observe mode with 8 rollouts by default. `concurrency` bounds the supersteps that
             run at once; no slot is held while a rollout waits. `stop` decides about supersteps in flight:
             "safe" lets them complete, "drain" has the graph itself stop there, "cancel" interrupts them,
@@ -69,17 +72,27 @@ class GroupRunner:
         reward: scores a final state (may be a coroutine function); None: unscored.
         aggregate: makes the answer of a group that ran to its end; None: its rollouts vote.
         history: the prompts' earlier rewards, by `task_id`; read by the rule, and added to.
-        certified: the rule comes with an accepted certificate; without, enforcing it warns.
+        certified: True vouches for the rule; the path of a gate file certifies it, unless the rule may cut
+            groups that the certified one keeps. A `gate` file that holds its certificate needs neither.
+            Enforcing a rule that nothing certifies warns.
+        checkpointer: keeps the group's own record; the agent's own by default. Agents of a factory need it
+            to be resumed with all that their group had settled.
+        durability: when LangGraph stores a superstep, if the agents have a checkpointer. "sync": before the
+            next one begins, so that a process that was killed repeats only what was in flight. "async" is
+            faster, and may lose the superstep before it too.
+        trace: which rollouts LangSmith and the callbacks of `config` hear of: "all", "survivor" (the one that
+            is first in line) or "off".
 
     Raises:
-        ConfigError: settings that contradict each other, or an agent without messages.
+        ConfigError: settings that contradict each other, a rule that its certificate does not cover, or an
+            agent without messages.
     """
 
     def __init__(
         self,
         agent: Agent | AgentFactory,
         *,
-        gate: GateConfig | None = None,
+        gate: GateConfig | GateFile | None = None,
         config: RunConfig | None = None,
         recorder: Recorder | None = None,
         answer_fn: Callable[[str], str | None] = default_answer,
@@ -88,19 +101,30 @@ class GroupRunner:
         reward: Callable[[Any], object] | None = None,
         aggregate: Aggregate | None = None,
         history: PromptHistory | None = None,
-        certified: bool = False,
+        certified: bool | GateFile = False,
+        checkpointer: Saver | None = None,
+        durability: Literal["sync", "async"] = "sync",
+        trace: Trace = "all",
     ) -> None:
-        self._rules = Rules(gate or GateConfig(), aggregate, recorder, history)
-        self._setup = Setup(
-            agent, config or RunConfig(), messages_key, _reader(answer_fn, answer_key, messages_key), reward
-        )
-        self._certified = certified
+        config = config or RunConfig()
+        accepted = accepted_rule(GateConfig() if gate is None else gate, config, certified=certified)
+        self._rules = Rules(accepted, aggregate, recorder, history)
+        reads_answer = answer_reader(answer_fn, answer_key, messages_key)
+        self._setup = Setup(agent, config, messages_key, reads_answer, reward, durability)
+        self._saver = checkpointer
+        self._trace = trace
+        self._attempts: dict[str, int] = {}
+        """The latest attempt at groups that have not ended."""
         self._loop = LoopThread()
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
         self._has_warned_of_usage = False
-        _check_rules(self._rules, self._setup.config)
+        self._rules.check(config)
+        _require_choice("durability", durability, ("sync", "async"))
+        _require_choice("trace", trace, get_args(Trace))
         if isinstance(agent, Pregel):
             check_messages_key(agent, messages_key)
+            if self._saver is None and threads.keeps_threads(agent):
+                self._saver = cast(Saver, agent.checkpointer)
         elif not callable(agent):
             raise ConfigError(
                 f"the agent must be a compiled graph or a factory of one, not {type(agent).__name__}: "
@@ -130,7 +154,7 @@ class GroupRunner:
             ConfigError: the agents cannot be driven, or their threads are in use.
         """
         start = Start(input, config, context)
-        return await self._run(self._identity(config, task_id, metadata), start, _ignore)
+        return await self._run(_wish(config, task_id, metadata), start, _ignore)
 
     async def astream(
         self,
@@ -158,9 +182,9 @@ class GroupRunner:
         """
         modes = (stream_mode,) if isinstance(stream_mode, str) else tuple(stream_mode)
         start = Start(input, config, context, modes)
-        identity = self._identity(config, task_id, metadata)
+        wish = _wish(config, task_id, metadata)
         events: asyncio.Queue[GroupEvent | None] = asyncio.Queue()
-        running = asyncio.create_task(self._run(identity, start, events.put_nowait))
+        running = asyncio.create_task(self._run(wish, start, events.put_nowait))
         running.add_done_callback(lambda _: events.put_nowait(None))
         try:
             while (event := await events.get()) is not None:
@@ -181,12 +205,14 @@ class GroupRunner:
         context: Any = None,
         task_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
-        attempt: int = 2,
+        attempt: int | None = None,
     ) -> AgentGroupResult:
         """Go on with a group whose process died, that was cancelled, or that waits for replies.
 
         Each rollout goes on from its thread; its earlier actions are told to the gate again, whose decisions
-        depend on positions only. Nothing that is stored is repeated.
+        depend on positions only. Nothing that is stored is repeated, and what the group had settled stands:
+        its cut, its survivor, its audit, and the members that it had done without. Others that had failed are
+        given another chance. A group that had ended gives its result again, and writes no trace.
 
         Args:
             group_id: the thread id that the group was started with.
@@ -194,16 +220,17 @@ class GroupRunner:
             config: LangGraph's; its thread id is not read.
             replies: answers to interrupts, by rollout.
             context: handed to the agents.
-            task_id: the independent unit of statistics; the group id by default.
-            metadata: facts about the task, for the trace.
-            attempt: counts the runs of this group, for the trace.
+            task_id: as it was; read only where no checkpointer keeps it.
+            metadata: as it was; read only where no checkpointer keeps it.
+            attempt: counts the runs of this group, for the trace; needed only where no checkpointer keeps it.
 
         Raises:
-            ConfigError: nothing is stored of a rollout, or the agents have no checkpointer.
+            ConfigError: nothing is stored of a rollout, the agents have no checkpointer, or the group was
+                opened under other settings.
         """
         start = Start(input, config, context, is_resume=True, replies=replies or {})
-        identity = Identity(group_id, task_id or group_id, dict(metadata or {}), attempt)
-        return await self._run(identity, start, _ignore)
+        wish = Identity(group_id, task_id or group_id, dict(metadata or {}), attempt or 0)
+        return await self._run(wish, start, _ignore)
 
     async def aclose_threads(self, group_id: str, config: RunnableConfig | None = None) -> int:
         """Answer the tool calls that stopped rollouts left open in their threads.
@@ -255,6 +282,8 @@ class GroupRunner:
             input: makes the agents' input of the outer state; by default its messages.
             output: makes the node's update of the result; by default the speaker's new messages.
 
+        With a checkpointer on both sides, an outer graph that is resumed in this node goes on with its group.
+
         Returns:
             A node for both kinds of run. It raises `SelectiveRolloutError` if every rollout failed.
         """
@@ -268,30 +297,75 @@ class GroupRunner:
             def emit(event: GroupEvent) -> None:
                 here.run(write_part, event)  # the writer looks up its node in the context
 
-            identity = self._identity({"configurable": {"thread_id": _node_id()}}, None, None)
-            result = await self._run(identity, Start(read(state), None), emit)
+            wish = _wish({"configurable": {"thread_id": _node_id()}}, None, None)
+            result = await self._run(wish, Start(read(state), None), emit, goes_on=True)
             result.raise_for_failure()
             return write(result)
 
         return RunnableLambda(lambda state: self._wait_for(run(state)), afunc=run, name="group")
 
-    def _identity(
-        self, config: RunnableConfig | None, task_id: str | None, metadata: Mapping[str, Any] | None
-    ) -> Identity:
-        group_id = threads.group_of(config) or uuid.uuid4().hex
-        return Identity(group_id, task_id or group_id, dict(metadata or {}))
-
     async def _run(
-        self, identity: Identity, start: Start, emit: Callable[[GroupEvent], None]
+        self,
+        wish: Identity,
+        start: Start,
+        emit: Callable[[GroupEvent], None],
+        *,
+        goes_on: bool = False,
     ) -> AgentGroupResult:
-        warn_about(self._rules.gate, self._setup.config, self._certified)
+        """Run a group; with `goes_on`, one that has been opened is resumed instead of refused."""
+        config = self._setup.config
+        warn_about(self._rules.gate, config, self._rules.accepted.certified)
         loop = asyncio.get_running_loop()
-        slots = self._slots.setdefault(loop, asyncio.Semaphore(self._setup.config.concurrency))
-        result = await AgentGroup(identity, self._rules, self._setup, start, slots, emit).run()
+        slots = self._slots.setdefault(loop, asyncio.Semaphore(config.concurrency))
+        tracing = GroupTracing(self._trace, wish.group_id, config.group_size, start.config)
+        async with tracing.group(start.input) as output:
+            record = GroupRecord(self._saver, wish.group_id)
+            await record.load()
+            if goes_on and record.is_known:
+                start = replace(start, is_resume=True)
+            identity = await self._opened(record, wish, start)
+            group = AgentGroup(identity, record, self._rules, self._setup, start, tracing, slots, emit)
+            result = await group.run()
+            output |= {"answer": result.answer, "status": result.status, "cut_at": result.cut_at}
+        if not result.interrupts:
+            self._attempts.pop(wish.group_id, None)
         if result.ledger.unknown_requests and not self._has_warned_of_usage:
             self._has_warned_of_usage = True
             warn_of_unknown_usage(result.ledger)
         return result
+
+    async def _opened(self, record: GroupRecord, wish: Identity, start: Start) -> Identity:
+        """Who the group is: as it was opened, or as it is opened now.
+
+        Raises:
+            ConfigError: there is nothing to resume, or it was opened under other settings; or a group that
+                is no resume has been opened before.
+        """
+        config, gate, group_id = self._setup.config, self._rules.gate, wish.group_id
+        if record.is_known and not start.is_resume:
+            raise ConfigError(
+                f"group {group_id!r} has been opened before, and its threads are in use: give the group "
+                "another thread_id, or call aresume to go on"
+            )
+        if start.is_resume and start.input is None and self._saver is not None and not record.is_known:
+            raise ConfigError(
+                f"nothing is stored of group {group_id!r}: resuming needs the thread_id that it was started "
+                "with, or its input to begin it"
+            )
+        if record.is_known:
+            record.check(gate, config)
+            identity = record.identity()
+        else:
+            identity = replace(
+                wish,
+                attempt=self._attempts.get(group_id, int(start.is_resume)) + 1,
+                audited=config.mode == "enforce" and is_audited(config.seed, group_id, config.audit_rate),
+                **self._rules.facts_about(wish.task_id, wish.metadata, config.group_size),
+            )
+        identity = replace(identity, attempt=wish.attempt or identity.attempt)
+        self._attempts[group_id] = identity.attempt
+        await record.open(identity, gate, config)
+        return identity
 
     def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
         future = self._loop.submit(work)
@@ -302,37 +376,15 @@ class GroupRunner:
             raise
 
 
-def _reader(
-    answer_fn: Callable[[str], str | None], answer_key: str | None, messages_key: str
-) -> Callable[[Any], str | None]:
-    def read(state: Any) -> str | None:
-        if answer_key is not None:
-            value = field(state, answer_key)
-            return None if value is None else answer_fn(value if isinstance(value, str) else str(value))
-        messages = messages_of(state, messages_key)
-        return answer_fn(text_of(messages[-1])) if messages else None
-
-    return read
+def _wish(config: RunnableConfig | None, task_id: str | None, metadata: Mapping[str, Any] | None) -> Identity:
+    """Who the caller wants the group to be."""
+    group_id = threads.group_of(config) or uuid.uuid4().hex
+    return Identity(group_id, task_id or group_id, dict(metadata or {}), attempt=0)
 
 
-def _check_rules(rules: Rules, config: RunConfig) -> None:
-    gate = rules.gate
-    if rules.aggregate is not None and gate.outcome == "vote" and config.mode == "enforce":
-        raise ConfigError(
-            'gate.outcome "vote" stops once a majority is decided, and an aggregate of your own needs every '
-            'answer: use outcome "survivor", or mode "observe"'
-        )
-    for name in gate.score.features if gate.score is not None else ():
-        late = sorted(signal(name).needs & {"observations", "errors"})
-        if late:
-            raise ConfigError(
-                f"gate.score reads {' and '.join(late)} ({name}), which are not known yet where this runner "
-                "decides, before the tools of a step run: fit a score without it"
-            )
-    if gate.history_mixed and rules.history is None:
-        warnings.warn(
-            "gate.history_mixed needs a PromptHistory: without one this gate can never fire", stacklevel=3
-        )
+def _require_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
 
 
 def _node_id() -> str | None:

@@ -7,22 +7,27 @@ rebuilds what it needs from the state.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar, cast
 
+from langgraph.types import RetryPolicy
+
 from selective_rollout.actions import ActionOptions, read_action
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.conversation import Opening
+from selective_rollout.engine.loop import LoopThread
+from selective_rollout.engine.rule import AcceptedRule
 from selective_rollout.env.base import Environment, EnvironmentFactory, Observation
-from selective_rollout.errors import EnvironmentFault
+from selective_rollout.errors import ConfigError, EnvironmentFault
+from selective_rollout.gate.certificate import accepts
 from selective_rollout.gate.config import GateConfig
+from selective_rollout.gate.history import PromptHistory
 from selective_rollout.integrations.langgraph.book import Book
-from selective_rollout.integrations.langgraph.bridge import LoopThread
 from selective_rollout.integrations.langgraph.settings import GroupContext, restore
-from selective_rollout.integrations.langgraph.state import GroupFacts, RolloutState, Verdict, turns
+from selective_rollout.integrations.langgraph.state import GroupFacts, Plain, RolloutState, Verdict, turns
 from selective_rollout.policy import Endpoint, Policy, SamplingParams
 from selective_rollout.policy.openai_client import OpenAIPolicy
 from selective_rollout.trace.group_log import observation_hash
@@ -42,13 +47,29 @@ class Parts:
     policy: Policy | PolicyFactory | None
     environment: EnvironmentFactory
     opening: Opening
-    gate: GateConfig
     config: RunConfig
     recorder: Recorder | None
-    certified: bool
+    accepted: AcceptedRule
+    """The rule that the graph was built with, and what certifies it."""
+    retry: RetryPolicy | None = None
+    history: PromptHistory | None = None
     loop: LoopThread = field(default_factory=LoopThread)
     attempts: dict[str, int] = field(default_factory=dict)
     """Latest attempt of groups that have not ended; a checkpoint may not know of one that broke at once."""
+
+    def past_of(self, gate: GateConfig, task_id: str, metadata: Plain, group_size: int) -> Plain:
+        """What the rule reads of a prompt when its group opens, and the group's own tau.
+
+        Raises:
+            ConfigError: the certificate is by stratum, and knows none for this metadata.
+        """
+        history, mixed = self.history, gate.history_mixed
+        rewards = history.last(task_id, mixed) if history is not None and mixed else None
+        return {
+            "rewards": None if rewards is None else list(rewards),
+            "p_zero_variance": history.p_zero_variance(task_id, group_size) if history is not None else None,
+            "tau": self.accepted.tau_for(metadata),
+        }
 
 
 @dataclass(slots=True)
@@ -73,7 +94,8 @@ class Session:
 
     def __init__(self, parts: Parts, context: GroupContext) -> None:
         self.parts = parts
-        self.gate, self.config = context.apply(parts.gate, parts.config)
+        self.gate, self.config = context.apply(parts.accepted.rule, parts.config)
+        self.retry = context.retry(parts.retry)
         self.has_opened = False
         """Whether the group was opened in this run, and not in an earlier one."""
         self._context = context
@@ -83,6 +105,19 @@ class Session:
         self._book: Book | None = None
         self._in_flight: set[Future[Any]] = set()
         self._is_aborted = False
+
+    def require_covered(self) -> None:
+        """Refuse to enforce a rule that the context has changed beyond its certificate.
+
+        Raises:
+            ConfigError: names what stands against it.
+        """
+        certificate = self.parts.accepted.certificate
+        if certificate is None or self.config.mode != "enforce":
+            return
+        reasons = accepts(certificate, self.gate, per_stratum=True)
+        if reasons:
+            raise ConfigError(f"context: the certificate does not cover this rule: {'; '.join(reasons)}")
 
     def policy_for(self, config: RunConfig) -> Policy:
         """The policy; made on first use if the graph was built without one.
@@ -120,13 +155,18 @@ class Session:
             if not self.has_opened:
                 attempt = max(attempt, attempts.get(group_id, 0)) + 1
             attempts[group_id] = attempt
-            self._book = Book(group, gate, config, self.parts.recorder, attempt)
+            self._book = Book(group, gate, config, self.parts.recorder, attempt, self.parts.history)
         return self._book
 
-    def close_book(self, verdict: Verdict) -> None:
-        """Write the group's end."""
+    def close_book(self, verdict: Verdict, rewards: Sequence[float | None]) -> None:
+        """Write the group's end.
+
+        Args:
+            verdict: what became of the group.
+            rewards: of its rollouts.
+        """
         if self._book is not None:
-            self._book.close(verdict)
+            self._book.close(verdict, rewards)
             self.parts.attempts.pop(self._book.gate.group_id, None)
 
     async def world_of(self, task: Task, rollout: RolloutState, options: ActionOptions) -> World:
@@ -145,6 +185,16 @@ class Session:
                     environment.close()
                 raise
         return self._worlds[index]
+
+    def rewind(self, rollout: int) -> bool:
+        """Close the environment of a rollout, which broke in a step; another one can take its place.
+
+        Returns:
+            False if it cannot be brought there.
+        """
+        world = self._worlds.get(rollout)
+        self.leave(rollout)
+        return world is not None and world.environment.replayable
 
     def leave(self, rollout: int) -> None:
         """Close a rollout's environment; trouble in closing must not mask how the rollout ended."""

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
+from langgraph.types import RetryPolicy
+
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.errors import ConfigError
 from selective_rollout.gate.config import GateConfig
@@ -33,7 +35,18 @@ class GroupContext:
     check_every: int | None = None
     level: Level | None = None
     padding: Padding | None = None
+    min_members: int | None = None
+    """Fewest members that must be present at a check."""
+    vetoes: tuple[str, ...] | None = None
+    """Facts that keep a group whatever its distance; any sequence of names."""
+    reward_tolerance: float | None = None
+    """Rewards within this range are equal."""
+    separator: str | None = None
+    """Joins action texts at level char."""
     audit_rate: float | None = None
+    rollout_timeout_s: float | None = None
+    max_attempts: int | None = None
+    """How often a step that broke is tried, the first time included."""
     seed: int | None = None
     temperature: float | None = None
 
@@ -65,14 +78,28 @@ class GroupContext:
         """
         given = {name: value for name in SETTINGS if (value := getattr(self, name)) is not None}
         run = {name: value for name, value in given.items() if name in _RUN}
-        rule = {name: value for name, value in given.items() if name not in _RUN}
+        rule = {name: value for name, value in given.items() if name not in (*_RUN, _OF_THE_RUN)}
         return replace(gate, **rule), replace(config, **run)
+
+    def retry(self, built: RetryPolicy | None) -> RetryPolicy | None:
+        """How steps that broke are tried again.
+
+        Raises:
+            ConfigError: max_attempts is below 1.
+        """
+        if self.max_attempts is None:
+            return built
+        if self.max_attempts < 1:
+            raise ConfigError(f"context: max_attempts must be at least 1, not {self.max_attempts}")
+        return (built or RetryPolicy())._replace(max_attempts=self.max_attempts)
 
 
 SETTINGS: Final = tuple(field.name for field in fields(GroupContext))
 """Names of the settings that a context may hold."""
 
-_RECORDED: Final = ("max_steps", "mode", "seed", "temperature", "audit_rate")
+_RECORDED: Final = ("max_steps", "mode", "seed", "temperature", "audit_rate", "rollout_timeout_s")
+_OF_THE_RUN: Final = "max_attempts"
+"""Of one run, and no matter of the group's: a resumed group may be given another."""
 _RUN: Final = ("group_size", *_RECORDED)
 
 
@@ -96,8 +123,11 @@ def restore(group: GroupFacts, context: GroupContext, built: RunConfig) -> tuple
     config = replace(built, group_size=group["group_size"], **run)
     gate = GateConfig.from_dict(group["settings"]["gate"], "state.settings.gate")
     for name in SETTINGS:
-        kept, given = getattr(config if name in _RUN else gate, name), getattr(context, name)
-        if given is not None and given != kept:
+        given = getattr(context, name)
+        if given is None or name == _OF_THE_RUN:
+            continue
+        kept = getattr(config if name in _RUN else gate, name)
+        if (tuple(given) if name == "vetoes" else given) != kept:
             raise ConfigError(
                 f"context: {name} {given!r} differs from the {kept!r} that group {group['group_id']!r} was "
                 "opened with; a resumed group keeps its settings"

@@ -39,6 +39,8 @@ class StepState(TypedDict):
     usage: Plain | None
     wasted: int
     """Completion tokens of failed attempts at this step's request."""
+    attempts: int
+    """How often the step was tried; it counts once."""
 
 
 class RolloutState(TypedDict):
@@ -160,7 +162,7 @@ def fresh_rollout(index: int) -> RolloutState:
     )
 
 
-def step_state(step: Step, wasted: int) -> StepState:
+def step_state(step: Step, wasted: int, attempts: int = 1) -> StepState:
     """A step as plain data."""
     return StepState(
         index=step.index,
@@ -171,6 +173,7 @@ def step_state(step: Step, wasted: int) -> StepState:
         finish_reason=step.finish_reason,
         usage=usage_state(step.usage),
         wasted=wasted,
+        attempts=attempts,
     )
 
 

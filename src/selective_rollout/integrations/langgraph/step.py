@@ -12,6 +12,7 @@ from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.conversation import replies
 from selective_rollout.env.base import StepResult
 from selective_rollout.errors import EnvironmentFault, PolicyError
+from selective_rollout.integrations.langgraph.retry import may_retry, pause_s
 from selective_rollout.integrations.langgraph.session import Session, settled
 from selective_rollout.integrations.langgraph.state import (
     RolloutState,
@@ -34,13 +35,31 @@ class _Request:
 
     meter: Meter = field(default_factory=Meter)
     completion: Completion | None = None
+    attempts: int = 1
+    """How often the step has been tried."""
+    has_acted: bool = False
+    """Whether the environment was given the action, and so may have changed."""
+    _wasted: int = 0
 
     @property
     def usage(self) -> Usage | None:
         """Tokens spent; None if nothing was asked for."""
         if self.completion is not None:
             return self.completion.usage
-        return Usage(completion=self.meter.completion, source="client") if self.meter.started else None
+        return self.meter.received if self.meter.started else None
+
+    @property
+    def wasted(self) -> int:
+        """Completion tokens that led to nothing."""
+        return self._wasted + self.meter.wasted
+
+    def begin_again(self) -> None:
+        """The step is tried once more; a completion that the world never answered is kept."""
+        self.attempts += 1
+        self.has_acted = False
+        if self.completion is None:
+            self._wasted += self.meter.wasted + self.meter.completion
+            self.meter = Meter()
 
 
 async def take_step(group: StepInput, *, session: Session, policy: Policy, config: RunConfig) -> RolloutState:
@@ -66,20 +85,31 @@ async def take_step(group: StepInput, *, session: Session, policy: Policy, confi
 async def _attempt(
     group: StepInput, session: Session, policy: Policy, config: RunConfig, request: _Request
 ) -> RolloutState:
-    before = group["rollout"]
-    try:
-        return await _step(group, session, policy, config, request)
-    except PolicyError as error:
-        return _failed(before, error.kind, error.message)
-    except EnvironmentFault as error:
-        return _failed(before, "environment", str(error))
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        return _failed(before, "error", "the work was cancelled from within")
-    except Exception as error:
-        return _failed(before, "error", f"{type(error).__name__}: {error}")
+    before, retry = group["rollout"], session.retry
+    while True:
+        try:
+            return await _step(group, session, policy, config, request)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return _failed(before, "error", "the work was cancelled from within")
+        except Exception as error:
+            is_lost = request.has_acted and not session.rewind(before["index"])
+            if is_lost or retry is None or not may_retry(retry, error, request.attempts):
+                return _failed(before, *_failure(error, request.attempts))
+            await asyncio.sleep(pause_s(retry, request.attempts))
+            request.begin_again()
+
+
+def _failure(error: Exception, attempts: int) -> tuple[str, str]:
+    """Kind and message."""
+    often = "" if attempts == 1 else f" (tried {attempts} times)"
+    if isinstance(error, PolicyError):
+        return error.kind, f"{error.message}{often}"
+    if isinstance(error, EnvironmentFault):
+        return "environment", f"{error}{often}"
+    return "error", f"{type(error).__name__}: {error}{often}"
 
 
 async def _step(
@@ -100,13 +130,16 @@ async def _step(
         admissible=world.admissible,
         meter=request.meter,
     )
-    request.completion = completion = await policy.complete([dict(message) for message in messages], info)
+    if request.completion is None:
+        request.completion = await policy.complete([dict(message) for message in messages], info)
+    completion = request.completion
     if completion.finish_reason == "length":
         cut_off = before.copy()
         cut_off["messages"], cut_off["status"] = messages, RolloutStatus.TRUNCATED.value
         return cut_off
     said = plain_copy(dict(completion.message), "a completion's message")
     raw = read_action(said, config.actions)
+    request.has_acted = True
     result = await settled(world.environment.step(str(raw)))
     world.admissible = result.admissible
     step = Step(
@@ -121,7 +154,7 @@ async def _step(
     heard = plain_copy([dict(reply) for reply in replies(said, result.observation)], "an observation")
     after = before.copy()
     after["messages"] = [*messages, said, *heard]
-    after["steps"] = [*before["steps"], step_state(step, request.meter.wasted)]
+    after["steps"] = [*before["steps"], step_state(step, request.wasted, request.attempts)]
     return _ended(after, result, group, config)
 
 
@@ -144,7 +177,7 @@ def _failed(before: RolloutState, kind: str, message: str) -> RolloutState:
 
 def _booked(before: RolloutState, after: RolloutState, request: _Request) -> RolloutState:
     """Book the tokens; those of a completion that became no step are kept apart."""
-    usage, wasted = request.usage, request.meter.wasted
+    usage, wasted = request.usage, request.wasted
     if usage is None:
         return after
     if request.meter.started or usage != Usage():

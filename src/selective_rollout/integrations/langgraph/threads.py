@@ -41,9 +41,7 @@ def group_of(config: RunnableConfig | None) -> str | None:
     return None if thread_id is None else str(thread_id)
 
 
-def rollout_config(
-    config: RunnableConfig | None, group_id: str, rollout: int, callbacks: Sequence[Any] = ()
-) -> RunnableConfig:
+def rollout_config(config: RunnableConfig | None, group_id: str, rollout: int) -> RunnableConfig:
     """The config of one rollout: the caller's, on its own thread, with tags and metadata to tell it by."""
     base = cast(RunnableConfig, {name: value for name, value in (config or {}).items() if name != "run_id"})
     base["configurable"] = {
@@ -54,7 +52,6 @@ def rollout_config(
     own = RunnableConfig(
         tags=["selective-rollout", f"rollout:{rollout}"],
         metadata={"sr_group": group_id, "sr_rollout": rollout},
-        callbacks=list(callbacks),
         configurable={"thread_id": thread_of(group_id, rollout)},
     )
     return merge_configs(base, own)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from langgraph.types import RetryPolicy
 
 from selective_rollout.actions import ActionOptions
 from selective_rollout.engine.batch import UncertifiedGateWarning, warn_about
@@ -31,7 +32,12 @@ GIVEN: dict[str, Any] = {
     "check_every": 2,
     "level": "char",
     "padding": "none",
+    "min_members": 3,
+    "vetoes": ("known_rewards_differ",),
+    "reward_tolerance": 0.01,
+    "separator": " ; ",
     "audit_rate": 0.1,
+    "rollout_timeout_s": 7.5,
     "seed": 7,
     "temperature": 0.8,
 }
@@ -51,11 +57,28 @@ def facts(gate: GateConfig, config: RunConfig) -> GroupFacts:
 
 
 def test_every_setting_reaches_its_place() -> None:
-    assert set(GIVEN) == set(SETTINGS)
+    assert {*GIVEN, "max_attempts"} == set(SETTINGS)
     gate, config = GroupContext.read(GIVEN).apply(GateConfig(), BUILT)
     for name, value in GIVEN.items():
         assert getattr(config if hasattr(config, name) else gate, name) == value
     assert config.actions == BUILT.actions
+
+
+def test_how_often_a_step_is_tried_is_a_matter_of_one_run() -> None:
+    built = RetryPolicy(initial_interval=3.0, max_attempts=2)
+    assert GroupContext().retry(built) is built
+    assert GroupContext().retry(None) is None
+    assert GroupContext(max_attempts=5).retry(built) == built._replace(max_attempts=5)
+    assert GroupContext(max_attempts=5).retry(None) == RetryPolicy(max_attempts=5)
+    settings = GroupContext.read(GIVEN).apply(GateConfig(), BUILT)
+    assert restore(facts(*settings), GroupContext(max_attempts=5), BUILT) == settings
+
+
+def test_vetoes_may_come_as_a_list_as_json_has_them() -> None:
+    read = GroupContext.read({**GIVEN, "vetoes": ["known_rewards_differ"]})
+    settings = read.apply(GateConfig(), BUILT)
+    assert settings == GroupContext.read(GIVEN).apply(GateConfig(), BUILT)
+    assert restore(facts(*settings), read, BUILT) == settings
 
 
 def test_no_context_keeps_what_was_built() -> None:

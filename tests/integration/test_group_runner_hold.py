@@ -1,0 +1,261 @@
+"""`GroupRunner` holds agents where their next tool would run, in every mode of streaming."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.graph.message import add_messages
+
+from selective_rollout.engine.config import RunConfig
+from selective_rollout.engine.survivor import survivor_order
+from selective_rollout.gate.config import GateConfig
+from selective_rollout.integrations.langgraph import (
+    AgentGroupResult,
+    GroupRunner,
+)
+
+G = 8
+STEPS = 6
+"""Tool steps of an agent; its answer is one request more."""
+PROMPT = {"messages": [("user", "Where is the mug?")]}
+THREAD: RunnableConfig = {"configurable": {"thread_id": "g"}}
+DROP = GateConfig(start_step=3)
+SURVIVE = replace(DROP, outcome="survivor")
+ENFORCE = RunConfig(mode="enforce")
+ORDER = survivor_order("g", G)
+
+
+@dataclass
+class World:
+    """Counts what the agents' tools did."""
+
+    runs: Counter[int] = field(default_factory=Counter)
+    """Tool runs, by rollout."""
+    begun: int = 0
+    done: int = 0
+    running: int = 0
+    tool: Callable[[int, int], Any] | None = None
+    """Called as tool(rollout, step), awaited if awaitable."""
+
+
+def number_of(config: RunnableConfig) -> int:
+    return int(config["metadata"]["sr_rollout"])
+
+
+def compiled(model: Any, world: World, **compile_options: Any) -> Any:
+    async def tools(state: MessagesState, config: RunnableConfig) -> dict[str, Any]:
+        rollout = number_of(config)
+        world.begun += 1
+        world.runs[rollout] += 1
+        if world.tool is not None:
+            result = world.tool(rollout, world.runs[rollout])
+            if asyncio.iscoroutine(result):
+                await result
+        world.done += 1
+        calls = state["messages"][-1].tool_calls
+        return {"messages": [ToolMessage("nothing here", tool_call_id=call["id"]) for call in calls]}
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("model", model)
+    builder.add_node("tools", tools)
+    builder.add_edge(START, "model")
+    builder.add_conditional_edges("model", lambda state: "tools" if state["messages"][-1].tool_calls else END)
+    builder.add_edge("tools", "model")
+    return builder.compile(**compile_options)
+
+
+Script = Callable[[int, int], str]
+"""(rollout, step) -> "call:..." or an answer."""
+
+
+def scripted(
+    script: Script, world: World, pause: Callable[[int, int], Any] | None = None, **options: Any
+) -> Any:
+    """The same agent without a server."""
+
+    async def model(state: MessagesState, config: RunnableConfig) -> dict[str, Any]:
+        rollout = number_of(config)
+        step = sum(message.type == "ai" for message in state["messages"]) + 1
+        await (pause(rollout, step) if pause else asyncio.sleep(0))
+        said = script(rollout, step)
+        usage = {"input_tokens": 10, "output_tokens": 2, "total_tokens": 12}
+        if not said.startswith("call:"):
+            return {"messages": [AIMessage(said, usage_metadata=usage)]}
+        call = {"name": said.removeprefix("call:"), "args": {}, "id": f"c{rollout}-{step}"}
+        return {"messages": [AIMessage("", tool_calls=[call], usage_metadata=usage)]}
+
+    return compiled(model, world, **options)
+
+
+def same_way(rollout: int, step: int) -> str:
+    return f"call:look{step}" if step <= STEPS else "desk"
+
+
+def runner_of(
+    agent: Any, gate: GateConfig = SURVIVE, config: RunConfig = ENFORCE, **options: Any
+) -> GroupRunner:
+    return GroupRunner(agent, gate=gate, config=config, certified=True, **options)
+
+
+def statuses(result: AgentGroupResult) -> Counter[str]:
+    return Counter(rollout.status.value for rollout in result.rollouts)
+
+
+class TestHold:
+    """The tripwire: holding is a behaviour of LangGraph's generators, not a documented contract."""
+
+    @pytest.mark.parametrize(
+        "modes",
+        [
+            (),
+            "values",
+            ("updates",),
+            ("messages",),
+            ("custom",),
+            ("tasks",),
+            ("values", "updates", "messages", "custom", "tasks", "debug", "checkpoints"),
+        ],
+    )
+    async def test_no_tool_and_no_sibling_starts_while_held(self, modes: Any) -> None:
+        """One rollout is slow to its third step; the others wait there, with parallel nodes in the graph."""
+        log: list[tuple[str, int, int]] = []
+        slow, let_go = ORDER[0], asyncio.Event()
+
+        async def model(state: Any, config: RunnableConfig) -> dict[str, Any]:
+            rollout, step = number_of(config), sum(m.type == "ai" for m in state["messages"]) + 1
+            log.append(("model", rollout, step))
+            if rollout == slow and step == 3:
+                await let_go.wait()
+            usage = {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2}
+            if step > 4:
+                return {"messages": [AIMessage("desk", usage_metadata=usage)]}
+            call = {"name": f"look{step}", "args": {}, "id": f"{rollout}-{step}"}
+            return {"messages": [AIMessage("", tool_calls=[call], usage_metadata=usage)]}
+
+        def worker(name: str) -> Any:
+            async def work(state: Any, config: RunnableConfig) -> dict[str, Any]:
+                log.append((name, number_of(config), 0))
+                await asyncio.sleep(0)
+                last = state["messages"][-1]
+                if name == "tools":
+                    return {"messages": [ToolMessage("ok", tool_call_id=last.tool_calls[0]["id"])]}
+                return {}
+
+            return work
+
+        builder = StateGraph(MessagesState)
+        builder.add_node("model", model)
+        builder.add_node("sibling", worker("sibling"))
+        builder.add_node("tools", worker("tools"))
+        builder.add_edge(START, "model")
+        builder.add_edge(START, "sibling")
+        builder.add_conditional_edges(
+            "model", lambda state: ["tools", "sibling"] if state["messages"][-1].tool_calls else END
+        )
+        builder.add_edge("tools", "model")
+        runner = runner_of(builder.compile(checkpointer=InMemorySaver()), config=replace(ENFORCE, hold="all"))
+        parts: Counter[str] = Counter()
+
+        async def read() -> AgentGroupResult:
+            async for event in runner.astream(PROMPT, THREAD, stream_mode=modes):
+                if event.type == "part":
+                    parts[event.part["type"]] += 1
+            assert event.result is not None
+            return event.result
+
+        reading = asyncio.create_task(read())
+        await until(lambda: sum(entry[0] == "model" and entry[2] == 3 for entry in log) == G)
+        await asyncio.sleep(0.05)
+        seen = Counter(entry[0] for entry in log)
+        assert (seen["tools"], seen["sibling"]) == (G * 2, G * 3)
+        let_go.set()
+        result = await reading
+        assert result.cut_at == 3
+        assert Counter(entry[0] for entry in log)["tools"] == G * 2 + 2
+        assert set(parts) == {modes} if isinstance(modes, str) else set(parts) <= set(modes)
+
+    async def test_what_a_nested_graph_does_in_one_superstep_is_not_held(self) -> None:
+        world = World()
+        inner = scripted(same_way, world)
+        outer = StateGraph(MessagesState)
+        outer.add_node("agent", inner)
+        outer.add_edge(START, "agent")
+        result = await runner_of(outer.compile(), DROP).ainvoke(PROMPT)
+        assert world.begun == G * STEPS
+        assert {len(rollout.actions) for rollout in result.rollouts} <= {STEPS, STEPS + 1}
+
+    async def test_followers_wait_while_the_leader_runs_on(self) -> None:
+        world, leader = World(), ORDER[0]
+        last = ORDER[-1]
+        let_go = asyncio.Event()
+
+        async def pause(rollout: int, step: int) -> None:
+            if (rollout, step) == (last, 3):
+                await let_go.wait()
+
+        runner = runner_of(scripted(same_way, world, pause))
+        running = asyncio.create_task(runner.ainvoke(PROMPT, THREAD))
+        await until(lambda: world.runs[leader] == STEPS)
+        assert {world.runs[rollout] for rollout in ORDER[1:]} == {2}
+        let_go.set()
+        result = await running
+        assert (result.survivor, result.answer, world.begun) == (leader, "desk", 2 * G + 4)
+
+    async def test_a_hold_that_lasts_too_long_keeps_the_group(self) -> None:
+        world, released = World(), asyncio.Event()
+
+        async def pause(rollout: int, step: int) -> None:
+            if rollout != 0 and step == 4:
+                released.set()
+            if (rollout, step) == (0, 3):
+                await released.wait()
+
+        agent = scripted(same_way, world, pause)
+        config = replace(ENFORCE, hold="all", hold_timeout_s=0.05)
+        result = await runner_of(agent, DROP, config).ainvoke(PROMPT)
+        assert (result.cut_as, statuses(result)) == (None, {"finished": G})
+
+    async def test_text_that_asks_for_an_action_is_held_like_a_call(self) -> None:
+        world = World()
+
+        class State(TypedDict):
+            messages: Annotated[list[Any], add_messages]
+
+        def model(state: State) -> dict[str, Any]:
+            step = sum(message.type == "ai" for message in state["messages"]) + 1
+            text = f"Thought: hm\nAction: look\nAction Input: {step}" if step < 5 else "The desk."
+            usage = {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2}
+            return {"messages": [AIMessage(text, usage_metadata=usage)]}
+
+        def act(state: State) -> dict[str, Any]:
+            world.begun += 1
+            return {"messages": [HumanMessage("Observation: nothing")]}
+
+        builder = StateGraph(State)
+        builder.add_node("model", model)
+        builder.add_node("act", act)
+        builder.add_edge(START, "model")
+        builder.add_conditional_edges(
+            "model", lambda state: "act" if "Action:" in state["messages"][-1].text else END
+        )
+        builder.add_edge("act", "model")
+        result = await runner_of(builder.compile(), replace(DROP, start_step=2)).ainvoke(PROMPT)
+        assert (result.cut_at, world.begun) == (2, G)
+        assert result.rollouts[0].actions == ('look({"0":"1"})', 'look({"0":"2"})')
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        await asyncio.sleep(0.002)
