@@ -5,9 +5,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
+FLOOR := .venv-floor
+TRL := .venv-trl
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check stats bench test-textworld test-llm ci clean
+.PHONY: help demo test check stats bench bench-grpo test-floor test-llm test-textworld test-trainers test-vllm ci clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -34,7 +36,7 @@ demo: $(DEMO_STAMP) ## Record 400 groups, choose a threshold with a bound, enfor
 	@$(BIN)/selective-rollout demo
 
 test: $(STAMP) ## Run the tests
-	@$(BIN)/python -m pytest -n auto -m "not stats and not textworld and not llm"
+	@$(BIN)/python -m pytest -n auto -m "not stats and not textworld and not llm and not vllm and not trainers"
 
 check: $(STAMP) ## Lint, types, layers
 	@$(BIN)/ruff format --check .
@@ -48,6 +50,41 @@ stats: $(STAMP) ## Simulate the statistical guarantees (minutes)
 bench: $(STAMP) ## Hold the speed bars, as ratios within one run
 	@$(BIN)/python benchmarks/gate_micro.py
 	@$(BIN)/python benchmarks/replay.py
+	@$(BIN)/python benchmarks/langgraph_overhead.py
+	@$(BIN)/python benchmarks/streaming_gate.py
+	@$(BIN)/python benchmarks/langchain_household.py
+
+# The oldest versions that are supported.
+$(FLOOR)/.installed: pyproject.toml src/selective_rollout/_version.py
+	@echo "Installing into $(FLOOR) ..."
+	@$(PYTHON) -m venv $(FLOOR)
+	@$(FLOOR)/bin/python -m pip install --quiet --disable-pip-version-check --editable . \
+		"langgraph==1.2.0" "langchain==1.3.1" "langgraph-checkpoint-sqlite>=3" "langchain-openai>=1" \
+		"pytest>=9,<10" "pytest-asyncio>=1.2" "pytest-xdist>=3.6" "hypothesis>=6.120"
+	@touch $@
+
+test-floor: $(FLOOR)/.installed ## Run the LangGraph and LangChain tests on the oldest versions supported
+	@$(FLOOR)/bin/python -m pytest -n auto tests/integration/test_group_runner*.py \
+		tests/integration/test_langgraph*.py tests/integration/test_langchain*.py
+
+test-vllm: $(STAMP) ## Run the tests against real vLLM on the CPU (3.4 GB the first time)
+	@$(BIN)/python -m selective_rollout.testing.vllm_install .venv-vllm
+	@$(BIN)/python -m pytest -m vllm -rP
+
+# The CPU build of torch first: what depends on it would pull gigabytes otherwise.
+$(TRL)/.installed: pyproject.toml src/selective_rollout/_version.py
+	@echo "Installing into $(TRL) ..."
+	@$(PYTHON) -m venv $(TRL)
+	@$(TRL)/bin/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0"
+	@$(TRL)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[trl,analysis]" \
+		aiohttp tensorboard "pytest>=9,<10" "pytest-asyncio>=1.2" "hypothesis>=6.120"
+	@touch $@
+
+test-trainers: $(TRL)/.installed ## Train with the real frameworks on the CPU
+	@OMP_NUM_THREADS=1 $(TRL)/bin/python -m pytest -m trainers tests/trainers/trl
+
+bench-grpo: $(TRL)/.installed ## Train with and without a gate, four arms and four seeds (an hour on two cores)
+	@$(TRL)/bin/python -m benchmarks.grpo_ab
 
 test-textworld: $(STAMP) ## Run the TextWorld tests on games generated here
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[textworld]"
@@ -57,7 +94,7 @@ test-llm: $(STAMP) ## Run the tests against a real small model on the CPU
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[llm]"
 	@$(BIN)/python -m pytest -m llm
 
-ci: check test bench test-llm test-textworld ## What continuous integration runs
+ci: check test bench test-llm test-textworld test-floor ## What continuous integration runs
 
 clean: ## Remove what make made
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -17,10 +17,13 @@ import pytest
 from selective_rollout.analysis.calibrate import best_rule
 from selective_rollout.analysis.certify import Question, largest_tau
 from selective_rollout.analysis.fit_score import Example, fit_score
-from selective_rollout.analysis.sample import Entry, Sample, Unit
+from selective_rollout.analysis.sample import Collector, Entry, Sample, Unit, collect
 from selective_rollout.analysis.split import OnePerTask, Split
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.score import TwoSidedScore
+from selective_rollout.trace.reader import RecordedGroup
+from selective_rollout.trace.schema import GroupEvent
+from selective_rollout.types import Group, Rollout, RolloutStatus, Step
 
 pytestmark = pytest.mark.stats
 
@@ -152,6 +155,95 @@ def test_pooling_strata_bounds_the_mixture_and_not_the_worst_stratum() -> None:
         bad += largest_tau(bad_part, QUESTION, QUESTION.delta / 2) is not None
     assert pooled / repeats > 0.8
     assert bad / repeats < 0.01
+
+
+ANSWERS = Question(alpha=0.1, delta=0.05, grid="0.01:0.30:0.01", risk="answer")
+
+
+def voter(rng: random.Random, task: object, harm: Callable[[random.Random], tuple[bool, float]]) -> Unit:
+    differs, distance = harm(rng)
+    return unit(task, not differs, distance)
+
+
+def rising(rng: random.Random) -> tuple[bool, float]:
+    """(answered differently, distance): P(cut and differs) is 0.06 up to tau 0.15 and 0.12 from there on."""
+    draw = rng.random()
+    return (draw < 0.12, 0.0 if draw < 0.06 else 0.145 if draw < 0.12 else rng.random())
+
+
+def just_above(rng: random.Random) -> tuple[bool, float]:
+    """P(cut and differs) is 0.101 at every tau; a third of all groups differ, most of them uncut."""
+    draw = rng.random()
+    return (draw < 0.33, 0.0 if draw < 0.101 else 0.5 if draw < 0.33 else rng.random())
+
+
+@pytest.mark.parametrize(
+    ("harm", "risk"), [(rising, lambda tau: 0.06 if tau <= 0.145 else 0.12), (just_above, lambda _: 0.101)]
+)
+@pytest.mark.parametrize("tasks", [60, 200, 500])
+def test_the_bound_on_wrong_answers_fails_in_at_most_delta_of_repeats(
+    harm: Callable[[random.Random], tuple[bool, float]], risk: Callable[[float], float], tasks: int
+) -> None:
+    rng, repeats, failed = random.Random(tasks), 1500, 0
+    for _ in range(repeats):
+        tau = largest_tau([voter(rng, i, harm) for i in range(tasks)], ANSWERS)
+        failed += tau is not None and risk(tau) > ANSWERS.alpha
+    assert failed / repeats <= at_most(ANSWERS.delta, repeats)
+
+
+def test_the_bound_on_wrong_answers_is_not_bought_by_never_certifying() -> None:
+    rng, repeats = random.Random(7), 1500
+    failed = sum(
+        largest_tau([voter(rng, i, just_above) for i in range(200)], ANSWERS) is not None
+        for _ in range(repeats)
+    )
+    assert failed / repeats > ANSWERS.delta / 2, "right at the bound nearly all of delta is spent"
+    certified = sum(
+        largest_tau([voter(rng, i, lambda rng: (rng.random() < 0.03, 0.0)) for i in range(200)], ANSWERS)
+        is not None
+        for _ in range(repeats)
+    )
+    assert certified / repeats > 0.9
+
+
+def test_the_bound_on_wrong_answers_holds_through_votes_and_replays() -> None:
+    """From answers and actions to the certificate: the true risk is that of a large population."""
+
+    def drawn(rng: random.Random, task: int) -> RecordedGroup:
+        alike = rng.random() < 0.5
+        right = rng.choice([0.55, 0.95]) if alike else 0.5
+        rollouts = tuple(
+            Rollout(
+                i,
+                tuple(Step(k, "a" if alike else rng.choice("ab")) for k in (1, 2, 3)),
+                RolloutStatus.FINISHED,
+                answer="x" if rng.random() < right else "y",
+            )
+            for i in range(5)
+        )
+        begin = GroupEvent(group=f"g{task}", task_id=f"g{task}", size=5, mode="observe")
+        return RecordedGroup(
+            Group(f"g{task}", 5, rollouts, f"g{task}"), begin, None, (), 0, 0, 0, where="here"
+        )
+
+    rule, rng, repeats = GateConfig(start_step=2, outcome="survivor"), random.Random(8), 80
+    question = Question(alpha=0.125, delta=0.05, grid="0.05:0.60:0.05", risk="answer")
+
+    def units(tasks: int) -> list[Unit]:
+        collector = Collector([rule], Split(0.0), risk="answer")
+        sample = collect((drawn(rng, rng.randrange(10**9)) for _ in range(tasks)), collector)
+        return [entry.units[0] for entry in sample.certify]
+
+    population = units(3000)
+
+    def risk(tau: float) -> float:
+        return sum(not u.harmless and u.saved(tau) is not None for u in population) / len(population)
+
+    taus = [largest_tau(units(100), question) for _ in range(repeats)]
+    failed = sum(tau is not None and risk(tau) > question.alpha for tau in taus)
+    assert risk(0.6) > question.alpha, "there is something to get wrong"
+    assert any(tau is not None for tau in taus), "and something to get right"
+    assert failed / repeats <= at_most(question.delta, repeats)
 
 
 def scored(rng: random.Random, task: int) -> Example:

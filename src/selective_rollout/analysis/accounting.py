@@ -9,23 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
+from selective_rollout.analysis.prices import Prices
 from selective_rollout.analysis.replay import Replay
 from selective_rollout.draws import survivor_order
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.rewards import GroupLabel, group_label
 from selective_rollout.stats import Interval, clopper_pearson
-from selective_rollout.types import Group, Outcome, Rollout, RolloutStatus
+from selective_rollout.types import Group, Outcome, Rollout, RolloutStatus, Step, Usage
+
+_NOT_COUNTED: Final = Usage()
 
 
 @dataclass(slots=True)
-class Saving:
-    """Steps and tokens not generated; tokens cover the steps whose count is known."""
+class Amount:
+    """Steps and their tokens, generated or not; totals cover the steps whose count is known."""
 
     groups: int = 0
     steps: int = 0
     tokens: int = 0
+    """Completion tokens."""
     steps_of_unknown_tokens: int = 0
+    prompt_tokens: int = 0
+    """Cached ones included."""
+    steps_of_unknown_prompts: int = 0
+    cached_tokens: int = 0
+    steps_of_unknown_cache: int = 0
+
+    @property
+    def known_tokens(self) -> int | None:
+        """Completion tokens, if every step's count is known: a part is not the whole."""
+        return None if self.steps_of_unknown_tokens else self.tokens
 
     def add(self, group: Group, cut_at: int, survivor: int | None = None) -> None:
         """Add what stopping a group after step `cut_at` would have left ungenerated.
@@ -33,13 +48,52 @@ class Saving:
         A survivor runs on, so its steps are not saved.
         """
         self.groups += 1
-        stopped = [rollout for rollout in group.rollouts if rollout.index != survivor]
-        for step in (step for rollout in stopped for step in rollout.steps[cut_at:]):
-            self.steps += 1
-            if step.usage is None or step.usage.completion is None:
-                self.steps_of_unknown_tokens += 1
-            else:
-                self.tokens += step.usage.completion
+        for rollout in group.rollouts:
+            if rollout.index != survivor:
+                self.add_steps(rollout.steps[cut_at:])
+
+    def add_steps(self, steps: Iterable[Step]) -> None:
+        """Add steps of a group that is counted already."""
+        usages = [step.usage or _NOT_COUNTED for step in steps]
+        completion = [usage.completion for usage in usages if usage.completion is not None]
+        prompt = [usage.prompt for usage in usages if usage.prompt is not None]
+        cached = [usage.cached for usage in usages if usage.cached is not None]
+        self.steps += len(usages)
+        self.tokens += sum(completion)
+        self.steps_of_unknown_tokens += len(usages) - len(completion)
+        self.prompt_tokens += sum(prompt)
+        self.steps_of_unknown_prompts += len(usages) - len(prompt)
+        self.cached_tokens += sum(cached)
+        self.steps_of_unknown_cache += len(usages) - len(cached)
+
+    def cost(self, prices: Prices) -> float | None:
+        """What the steps cost, or would have; None if tokens that have a price were not counted."""
+        return prices.of(
+            prompt=None if self.steps_of_unknown_prompts else self.prompt_tokens,
+            cached=None if self.steps_of_unknown_cache else self.cached_tokens,
+            completion=self.known_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Money:
+    """Costs at given prices; None where a token count that matters is unknown."""
+
+    spent: float | None
+    """On everything that was recorded."""
+    lossless: float | None
+    """Not spent on zero-variance groups, thanks to right cuts."""
+    lossy: float | None
+    unlabelled: float | None
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data for JSON output."""
+        return {
+            "spent": self.spent,
+            "lossless_not_spent": self.lossless,
+            "lossy_not_spent": self.lossy,
+            "unlabelled_not_spent": self.unlabelled,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +135,10 @@ class Accounting:
     start_step: int
     outcome: Outcome = "drop"
     """What becomes of a cut group; anything but drop leaves a survivor running."""
-    groups: int = 0
-    steps: int = 0
-    tokens: int = 0
-    steps_of_unknown_tokens: int = 0
+    prices: Prices | None = None
+    """What tokens cost; None: nobody said, so there is no money either."""
+    spent: Amount = field(default_factory=Amount)
+    """All that was recorded: the cost without a gate."""
     all_fail: int = 0
     all_success: int = 0
     zero_variance: int = 0
@@ -92,11 +146,11 @@ class Accounting:
     unknown: int = 0
     singletons: int = 0
     failed_rollouts: int = 0
-    lossless: Saving = field(default_factory=Saving)
-    lossy: Saving = field(default_factory=Saving)
-    unlabelled: Saving = field(default_factory=Saving)
-    oracle: Saving = field(default_factory=Saving)
-    everything: Saving = field(default_factory=Saving)
+    lossless: Amount = field(default_factory=Amount)
+    lossy: Amount = field(default_factory=Amount)
+    unlabelled: Amount = field(default_factory=Amount)
+    oracle: Amount = field(default_factory=Amount)
+    everything: Amount = field(default_factory=Amount)
     """What cutting every group at start_step would save: the pool a random gate draws from."""
 
     def add(self, group: Group, cut_at: int | None) -> GroupLabel:
@@ -106,23 +160,34 @@ class Accounting:
             The group's label.
         """
         label = group_label(group)
-        self.groups += 1
+        survivor = None if self.outcome == "drop" else survivor_of(group)
+        survives = None if survivor is None else survivor.index
         self.failed_rollouts += label.failed
         self.singletons += label.singleton
-        self._add_cost(group.rollouts)
-        self.everything.add(group, self.start_step, self._survivor(group))
+        self.spent.add(group, 0)
+        self.everything.add(group, self.start_step, survives)
         if label.zero_variance is None:
             self.unknown += 1
         elif label.zero_variance:
             self.zero_variance += 1
             self.all_fail += label.kind == "all_fail"
             self.all_success += label.kind == "all_success"
-            self.oracle.add(group, self.start_step, self._survivor(group))
+            self.oracle.add(group, self.start_step, survives)
         else:
             self.signal += 1
         if cut_at is not None:
-            self._saving_of(label).add(group, cut_at, self._survivor(group))
+            self._saving_of(label).add(group, cut_at, survives)
         return label
+
+    @property
+    def groups(self) -> int:
+        """Groups booked."""
+        return self.spent.groups
+
+    @property
+    def steps(self) -> int:
+        """Steps recorded."""
+        return self.spent.steps
 
     @property
     def cuts(self) -> int:
@@ -197,26 +262,18 @@ class Accounting:
             return None
         return (self.signal - self.wrong) / kept / (1 - before)
 
-    def _survivor(self, group: Group) -> int | None:
-        """Who would have run on: the first in the group's order that did not fail."""
-        if self.outcome == "drop":
+    @property
+    def money(self) -> Money | None:
+        """What was spent, and what the cuts would not have spent; None without prices."""
+        if self.prices is None:
             return None
-        sound = {r.index for r in group.rollouts if r.status is not RolloutStatus.FAILED}
-        order = survivor_order(group.id, group.size)
-        return next((index for index in order if index in sound), None)
+        amounts = (self.spent, self.lossless, self.lossy, self.unlabelled)
+        return Money(*(amount.cost(self.prices) for amount in amounts))
 
-    def _saving_of(self, label: GroupLabel) -> Saving:
+    def _saving_of(self, label: GroupLabel) -> Amount:
         if label.zero_variance is None:
             return self.unlabelled
         return self.lossless if label.zero_variance else self.lossy
-
-    def _add_cost(self, rollouts: tuple[Rollout, ...]) -> None:
-        for step in (step for rollout in rollouts for step in rollout.steps):
-            self.steps += 1
-            if step.usage is None or step.usage.completion is None:
-                self.steps_of_unknown_tokens += 1
-            else:
-                self.tokens += step.usage.completion
 
     def to_dict(self) -> dict[str, object]:
         """Plain data for JSON output; unknown is null."""
@@ -232,7 +289,7 @@ class Accounting:
             },
             "failed_rollouts": self.failed_rollouts,
             "steps": self.steps,
-            "tokens": _tokens(self.tokens, self.steps_of_unknown_tokens),
+            "tokens": self.spent.known_tokens,
             "cuts": self.cuts,
             "right": self.right,
             "wrong": self.wrong,
@@ -244,8 +301,9 @@ class Accounting:
             "lossless_steps": self.lossless.steps,
             "lossy_steps": self.lossy.steps,
             "unlabelled_steps": self.unlabelled.steps,
-            "lossless_tokens": _tokens(self.lossless.tokens, self.lossless.steps_of_unknown_tokens),
-            "lossy_tokens": _tokens(self.lossy.tokens, self.lossy.steps_of_unknown_tokens),
+            "lossless_tokens": self.lossless.known_tokens,
+            "lossy_tokens": self.lossy.known_tokens,
+            "money": None if (money := self.money) is None else money.to_dict(),
             "saved": self.saved,
             "efficiency": self.efficiency,
             "oracle_saved": self.oracle_saved,
@@ -262,11 +320,16 @@ def account_of(replays: Iterable[Replay], rule: GateConfig, tau: float) -> Accou
     return account
 
 
+def survivor_of(group: Group) -> Rollout | None:
+    """Who would have run on alone and answered: the first in the group's order that did not fail.
+
+    Wherever the group is cut that is the engine's survivor: a member that breaks later is replaced by the
+    next in order. None if all failed.
+    """
+    sound = {r.index: r for r in group.rollouts if r.status is not RolloutStatus.FAILED}
+    return next((sound[i] for i in survivor_order(group.id, group.size) if i in sound), None)
+
+
 def was_stopped(group: Group) -> bool:
     """True if a gate stopped any rollout of the group, so that what it would have become is unknown."""
     return any(rollout.status is RolloutStatus.CUT for rollout in group.rollouts)
-
-
-def _tokens(known: int, steps_of_unknown: int) -> int | None:
-    """Tokens as a number only if every step's count is known; a part is not the whole."""
-    return None if steps_of_unknown else known

@@ -10,26 +10,14 @@ from selective_rollout.analysis.replay import Check, Replay, replay
 from selective_rollout.analysis.sample import Unit, unit_of
 from selective_rollout.analysis.split import OnePerTask
 from selective_rollout.errors import ConfigError
-from selective_rollout.gate.audit import AuditCounts, Seen, thinned
+from selective_rollout.gate.audit import AuditCounts, thinned
 from selective_rollout.gate.certificate import Certificate, accepts
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.decision import judge
 from selective_rollout.rewards import group_label
 from selective_rollout.stats import decimal_grid, fixed_sequence
 from selective_rollout.trace.reader import RecordedGroup
-
-
-def seen_of(recorded: RecordedGroup, rule: GateConfig) -> Seen | None:
-    """What became of a recorded group; None if it is unfinished or was not recorded in enforce mode."""
-    begin, end = recorded.begin, recorded.end
-    if begin.mode != "enforce" or end is None:
-        return None
-    fired = end.would_cut_at is not None and not end.late_veto
-    return Seen(
-        cut=end.cut_at is not None,
-        would_cut=bool(begin.audit) and fired,
-        zero_variance=group_label(recorded.group, tolerance=rule.reward_tolerance).zero_variance,
-    )
+from selective_rollout.trace.seen import seen_of
 
 
 def audit_counts(groups: Iterable[RecordedGroup], audit_rate: float, rule: GateConfig) -> AuditCounts:
@@ -90,7 +78,7 @@ def renew(
     units = [unit for unit in drawn.items if unit is not None]
     if not units:
         raise ConfigError("renewal: the trace holds no labelled group of an enforcing run")
-    signal = [unit for unit in units if not unit.zero_variance]
+    signal = [unit for unit in units if not unit.harmless]
     number = certificate.recertification + 1
     rate, level = thinned(certificate.alpha, audit_rate), certificate.delta / (number * (number + 1))
     taus = [tau for tau in decimal_grid(certificate.grid) if tau <= certificate.rule.tau]
@@ -113,6 +101,10 @@ def renew(
 
 
 def _require_renewable(certificate: Certificate, enforced: GateConfig) -> None:
+    if certificate.risk != "signal":
+        raise ConfigError(
+            "renewal: audits are booked by rewards; a certificate over answers has to be made anew"
+        )
     if certificate.strata:
         raise ConfigError("renewal: a certificate with strata has to be calibrated again, stratum by stratum")
     reasons = accepts(certificate, enforced)

@@ -114,7 +114,8 @@ def calibrate(
             certify on.
     """
     if not sample.certify:
-        raise ConfigError("no labelled group is left to certify on: record more groups, with rewards")
+        wanted = "rewards" if question.risk == "signal" else "answers"
+        raise ConfigError(f"no labelled group is left to certify on: record more groups, with {wanted}")
     split = sample.split.choose_share > 0
     index = best_rule(sample, rules, question) if split and len(rules) > 1 else 0
     tried = range(len(rules)) if not split else [index]
@@ -151,6 +152,8 @@ def _candidate(sample: Sample, rule: GateConfig, index: int) -> _Candidate:
 
 
 def _fitted(sample: Sample, rules: Sequence[GateConfig]) -> ScoreFit:
+    if sample.risk != "signal":
+        raise ConfigError("a score is fitted to rewards: certify it with risk signal")
     if not sample.choose:
         raise ConfigError("a score is fitted on tasks set aside for it: calibrate with a split")
     if len(rules) > 1:
@@ -227,7 +230,7 @@ def _certificate(
         rule=replace(rule, tau=max(part.tau for part in parts)),
         alpha=question.alpha,
         delta=question.delta,
-        n_signal=sum(part.n_signal for part in parts),
+        n_signal=sum(part.trials for part in parts) if question.risk == "signal" else None,
         false_cuts=sum(part.false_cuts for part in parts),
         cuts=sum(part.cuts for part in parts),
         groups=sum(part.groups for part in parts),
@@ -239,6 +242,7 @@ def _certificate(
         joint=joint,
         strata=tuple(parts) if stratum_key is not None else (),
         workload=workload or Workload(group_size=sample.group_size),
+        risk=question.risk,
     )
 
 
@@ -254,21 +258,22 @@ def best_rule(sample: Sample, rules: Sequence[GateConfig], question: Question) -
 def _promise(units: Sequence[Unit], question: Question, growth: float) -> tuple[float, float]:
     """(chance of a certificate times the share of steps it saves, at the best tau; AUROC).
 
-    The chance is that of the false cuts among `growth` times as many signal-bearing groups, given those seen.
+    The chance is that of the false cuts among `growth` times as many trials, given those seen.
     """
-    signal = [unit for unit in units if not unit.zero_variance]
-    fresh = math.floor(len(signal) * growth)
+    harmful = [unit for unit in units if not unit.harmless]
+    trials = question.trials(units)
+    fresh = math.floor(trials * growth)
     allowed = -1
     while allowed < fresh and binom_cdf(allowed + 1, fresh, question.alpha) <= question.delta:
         allowed += 1
     steps = sum(unit.steps for unit in units) or 1
     best = 0.0
     for tau in question.taus:
-        wrong = sum(unit.saved(tau) is not None for unit in signal)
-        chance = _at_most(allowed, fresh, wrong + 0.5, len(signal) - wrong + 0.5)
+        wrong = sum(unit.saved(tau) is not None for unit in harmful)
+        chance = _at_most(allowed, fresh, wrong + 0.5, trials - wrong + 0.5)
         best = max(best, chance * sum(unit.saved(tau) or 0 for unit in units) / steps)
     values = [-math.inf if unit.smallest_tau is None else -unit.smallest_tau for unit in units]
-    return best, auroc(values, [unit.zero_variance for unit in units]) or 0.0
+    return best, auroc(values, [unit.harmless for unit in units]) or 0.0
 
 
 def _at_most(count: int, n: int, a: float, b: float) -> float:

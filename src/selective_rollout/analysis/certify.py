@@ -1,9 +1,17 @@
 """How far a threshold may go, and whether going there is of any use.
 
-The walk over thresholds is Learn-then-Test with a fixed sequence: the grid was declared beforehand, P(cut |
-signal-bearing) can only grow with tau, and each threshold is tested by an exact binomial over independent
-tasks until one fails. A certificate alone is no reason to switch a gate on: its cuts must be right more often
-than cuts at random, and leave steps ungenerated.
+The walk over thresholds is Learn-then-Test with a fixed sequence: the grid was declared beforehand, and each
+threshold is tested by an exact binomial over independent tasks until one fails. A certificate alone is no
+reason to switch a gate on: its cuts must be right more often than cuts at random, and save steps.
+
+Two risks can be bounded. "signal" is P(cut | signal-bearing): one trial per signal-bearing task. "answer" is
+P(cut and the survivor answers differently than the full vote): one trial per task whose full vote is known,
+cut or not. Both can only grow with tau: what a smaller tau cuts a larger one cuts too, and whether cutting a
+group does harm depends on the group alone (who survives is drawn from its id). The walk does not lean on
+that. In it the first threshold whose true risk is above alpha passes its own test with probability at most
+delta, and unless it passes no later one is ever tested; so the chance of certifying any such threshold is at
+most delta, in whatever way the risk moves along the grid. That it grows is what lets a certificate also cover
+lower thresholds and other rules that cut a subset (`gate.certificate.accepts`).
 """
 
 from __future__ import annotations
@@ -17,6 +25,7 @@ from math import inf
 from typing import Any, Final
 
 from selective_rollout.analysis.sample import Unit
+from selective_rollout.gate.certificate import Risk
 from selective_rollout.stats import (
     Interval,
     auroc,
@@ -34,15 +43,18 @@ USEFUL_AT: Final = 0.05
 
 
 class Verdict(StrEnum):
-    """What came out; only CERTIFIED switches a gate on."""
+    """What came out; only CERTIFIED switches a gate on.
+
+    Harmless groups are those of zero variance, or those whose survivor answers as the full vote does.
+    """
 
     CERTIFIED = "certified"
     NOT_CERTIFIABLE = "not_certifiable"
-    """Even the smallest threshold has too many false cuts for the number of signal-bearing groups."""
+    """Even the smallest threshold has too many false cuts for the number of trials."""
     NO_BETTER_THAN_CHANCE = "no_better_than_chance"
-    """The lower bound of the AUROC for zero variance is at most 0.5."""
+    """The lower bound of the AUROC for harmless groups is at most 0.5."""
     CERTIFIED_BUT_USELESS = "certified_but_useless"
-    """The bound holds, but the cuts do not beat the base rate of zero variance, or save nothing."""
+    """The bound holds, but the cuts do not beat the base rate of harmless groups, or save nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +66,13 @@ class Question:
     """
 
     alpha: float = 0.10
-    """Bound on P(cut | signal-bearing)."""
+    """Bound on the risk."""
     delta: float = 0.05
     """Allowed probability that the bound does not hold."""
     grid: str = "0.005:0.300:0.005"
     """Thresholds, start:stop:step or a list."""
+    risk: Risk = "signal"
+    """What is bounded: P(cut | signal-bearing), or P(cut and the survivor answers differently)."""
 
     def __post_init__(self) -> None:
         needed_zero_false(self.alpha, self.delta)
@@ -69,22 +83,28 @@ class Question:
         """The grid, from the strictest threshold up."""
         return decimal_grid(self.grid)
 
+    def trials(self, units: Sequence[Unit]) -> int:
+        """How many of the groups the risk is taken over."""
+        return len(units) if self.risk == "answer" else sum(not unit.harmless for unit in units)
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """What one chain of tests found; counts are at the largest certified tau, None without one."""
 
     verdict: Verdict
+    risk: Risk
     start_step: int
     level: float
     """Part of delta that this chain may spend."""
     groups: int
-    n_signal: int
+    harmful: int
+    """Groups that should not be cut: signal-bearing ones, or those whose survivor answers differently."""
     tau: float | None
     cuts: int | None
     false_cuts: int | None
     bound: float | None
-    """Upper bound of the false-cut rate."""
+    """Upper bound of the risk."""
     beats_base_rate: float | None
     """p-value of "the cuts are right no more often than groups drawn at random"."""
     lossless_steps: int | None
@@ -92,13 +112,24 @@ class Finding:
     lossy_steps: int | None
     steps: int
     auroc: float | None
+    """How well the distance tells harmless groups from harmful ones."""
     auroc_interval: Interval | None
     """95%, over tasks."""
     needed: int | None
-    """Signal-bearing groups that certify the smallest tau with cuts at its observed rate; None: no number."""
+    """Trials that certify the smallest tau with cuts at its observed rate; None: no number does."""
     needed_min: int
-    """Signal-bearing groups that certify a tau without any false cut."""
+    """Trials that certify a tau without any false cut."""
     stratum: str | None = None
+
+    @property
+    def n_signal(self) -> int | None:
+        """Signal-bearing groups; None where answers are at risk."""
+        return self.harmful if self.risk == "signal" else None
+
+    @property
+    def trials(self) -> int:
+        """Groups that the risk is taken over."""
+        return self.harmful if self.risk == "signal" else self.groups
 
     @property
     def on(self) -> bool:
@@ -107,8 +138,8 @@ class Finding:
 
     @property
     def base_rate(self) -> float | None:
-        """Share of zero variance: the precision of cutting blindly."""
-        return (self.groups - self.n_signal) / self.groups if self.groups else None
+        """Share of harmless groups: the precision of cutting blindly."""
+        return (self.groups - self.harmful) / self.groups if self.groups else None
 
     @property
     def saved(self) -> float | None:
@@ -119,7 +150,7 @@ class Finding:
 
     @property
     def efficiency(self) -> float | None:
-        """Signal-bearing groups per generated step, relative to no gate; None if unknown."""
+        """Signal-bearing groups per generated step, relative to no gate; None if that is not the question."""
         if self.saved is None or self.saved == 1 or not self.n_signal or self.false_cuts is None:
             return None
         return (1 - self.false_cuts / self.n_signal) / (1 - self.saved)
@@ -127,7 +158,7 @@ class Finding:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON output; unknown is null."""
         interval = self.auroc_interval
-        plain = {name: getattr(self, name) for name in self.__slots__}
+        plain = {name: getattr(self, name) for name in (*self.__slots__, "n_signal")}
         plain["verdict"] = self.verdict.value
         plain["gate"] = "on" if self.on else "off"
         plain["auroc_interval"] = None if interval is None else [interval.low, interval.high]
@@ -138,12 +169,12 @@ def largest_tau(units: Sequence[Unit], question: Question, level: float | None =
     """The largest threshold of the grid that is certified, None if none is.
 
     Args:
-        units: labelled groups, at most one per task; only the signal-bearing ones count.
+        units: labelled groups, at most one per task.
         question: bound, confidence and grid.
         level: part of delta that may be spent; all of it by default.
     """
-    signal = [unit for unit in units if not unit.zero_variance]
-    last = _last_certified(_cut_counts(signal, question.taus), len(signal), question, level)
+    harmful = [unit for unit in units if not unit.harmless]
+    last = _last_certified(_cut_counts(harmful, question.taus), question.trials(units), question, level)
     return question.taus[last] if last >= 0 else None
 
 
@@ -168,10 +199,11 @@ def certify(
     """
     level = question.delta if level is None else level
     taus = question.taus
-    signal = [unit for unit in units if not unit.zero_variance]
-    zero_variance = [unit for unit in units if unit.zero_variance]
-    false_cuts, right = _cut_counts(signal, taus), _cut_counts(zero_variance, taus)
-    last = _last_certified(false_cuts, len(signal), question, level)
+    trials = question.trials(units)
+    harmful = [unit for unit in units if not unit.harmless]
+    harmless = [unit for unit in units if unit.harmless]
+    false_cuts, right = _cut_counts(harmful, taus), _cut_counts(harmless, taus)
+    last = _last_certified(false_cuts, trials, question, level)
     area, interval = _auroc(units, seed)
     found: dict[str, Any] = {}
     if last >= 0:
@@ -180,23 +212,24 @@ def certify(
             "tau": tau,
             "cuts": cuts,
             "false_cuts": wrong,
-            "bound": upper_bound(wrong, len(signal), 1 - level),
-            "beats_base_rate": beats_base_rate(right[last], cuts, len(zero_variance), len(units)),
-            "lossless_steps": sum(unit.saved(tau) or 0 for unit in zero_variance),
-            "lossy_steps": sum(unit.saved(tau) or 0 for unit in signal),
+            "bound": upper_bound(wrong, trials, 1 - level),
+            "beats_base_rate": beats_base_rate(right[last], cuts, len(harmless), len(units)),
+            "lossless_steps": sum(unit.saved(tau) or 0 for unit in harmless),
+            "lossy_steps": sum(unit.saved(tau) or 0 for unit in harmful),
         }
     steps = sum(unit.steps for unit in units)
     return Finding(
         verdict=_verdict(found, interval, knows_steps=steps > 0),
+        risk=question.risk,
         start_step=start_step,
         level=level,
         groups=len(units),
-        n_signal=len(signal),
+        harmful=len(harmful),
         **(found or dict.fromkeys(_AT_TAU)),
         steps=steps,
         auroc=area,
         auroc_interval=interval,
-        needed=_needed(false_cuts, right, len(signal), question.alpha, level),
+        needed=_needed(false_cuts, right, trials, question.alpha, level),
         needed_min=needed_zero_false(question.alpha, level),
         stratum=stratum,
     )
@@ -213,9 +246,9 @@ _AT_TAU: Final = (
 )
 
 
-def _last_certified(false_cuts: Sequence[int], n_signal: int, question: Question, level: float | None) -> int:
+def _last_certified(false_cuts: Sequence[int], trials: int, question: Question, level: float | None) -> int:
     level = question.delta if level is None else level
-    return fixed_sequence(false_cuts, n_signal, question.alpha, level) if n_signal else -1
+    return fixed_sequence(false_cuts, trials, question.alpha, level) if trials else -1
 
 
 def _verdict(found: dict[str, Any], interval: Interval | None, *, knows_steps: bool) -> Verdict:
@@ -235,17 +268,17 @@ def _cut_counts(units: Sequence[Unit], taus: Sequence[float]) -> list[int]:
 
 
 def _needed(
-    false_cuts: Sequence[int], right: Sequence[int], n_signal: int, alpha: float, level: float
+    false_cuts: Sequence[int], right: Sequence[int], trials: int, alpha: float, level: float
 ) -> int | None:
-    if not n_signal:
+    if not trials:
         return None
     first = next((wrong for wrong, good in zip(false_cuts, right, strict=True) if wrong + good), 0)
-    return needed_at_rate(Fraction(first, n_signal), alpha, level)
+    return needed_at_rate(Fraction(first, trials), alpha, level)
 
 
 def _auroc(units: Sequence[Unit], seed: int) -> tuple[float | None, Interval | None]:
-    """AUROC of "low value means zero variance"; groups that no tau cuts rank last."""
-    pairs = [(-(inf if u.smallest_tau is None else u.smallest_tau), u.zero_variance) for u in units]
+    """AUROC of "low value means harmless"; groups that no tau cuts rank last."""
+    pairs = [(-(inf if u.smallest_tau is None else u.smallest_tau), u.harmless) for u in units]
 
     def area(drawn: Sequence[tuple[float, bool]]) -> float | None:
         return auroc([score for score, _ in drawn], [label for _, label in drawn])

@@ -78,8 +78,9 @@ class ScoreFit:
 
     @property
     def recommended(self) -> bool:
-        """Whether the score beats the best single signal, one-sided at 5%."""
-        return self.gain is not None and self.gain.low > 0
+        """Whether the score ranks better than a coin, and beats the best single signal, one-sided at 5%."""
+        better_than_a_coin = self.auroc is not None and self.auroc > 0.5
+        return better_than_a_coin and self.gain is not None and self.gain.low > 0
 
 
 def fit_score(

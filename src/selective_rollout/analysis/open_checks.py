@@ -1,10 +1,11 @@
-"""Where a gate may fire on a recorded group, whatever its distance.
+"""What a rule says about a recorded group at every position, whatever its distance.
 
 The rule's own `judge` is asked, once for each stretch of positions over which nothing it reads changes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from selective_rollout.gate.config import GateConfig
@@ -13,23 +14,46 @@ from selective_rollout.gate.sampling import identical_sampling
 from selective_rollout.types import Group, Rollout
 
 
+def reason_changes(
+    group: Group, rule: GateConfig, history: Sequence[float] | None = None
+) -> list[tuple[int, Reason]]:
+    """Tell what keeps the group at k = 1 .. the longest rollout, given a distance below tau.
+
+    The same as the checks of `replay`, at every position; the rule's positions and tau play no part.
+
+    Args:
+        group: the group as recorded.
+        rule: the rule.
+        history: the prompt's earlier rewards, newest last, if the rule reads them.
+
+    Returns:
+        (k, reason) where the reason changes, the first at k = 1; FIRED where the rule would cut. Empty for a
+        group without steps.
+    """
+    longest = max((len(rollout.steps) for rollout in group.rollouts), default=0)
+    members = [_Member.of(rollout) for rollout in group.rollouts]
+    sampling = identical_sampling(group.sampling)
+    past = None if history is None else tuple(history)
+    points = {1, *(member.changes_at for member in members), *(member.first_action for member in members)}
+    changes: list[tuple[int, Reason]] = []
+    for k in sorted(k for k in points if k is not None and k <= longest):
+        reason = judge(rule, _facts(members, group.size, sampling, past, k))
+        if not changes or changes[-1][1] is not reason:
+            changes.append((k, reason))
+    return changes
+
+
 def open_positions(group: Group, rule: GateConfig) -> list[bool]:
     """Tell for k = 1 .. the longest rollout whether the rule would fire at k, given a distance below tau.
 
-    The same as the checks of `replay`, at every position; the rule's positions, distance and history play no
-    part. `open_positions(...)[k - 1]` belongs to step k.
+    `open_positions(...)[k - 1]` belongs to step k.
     """
     longest = max((len(rollout.steps) for rollout in group.rollouts), default=0)
-    if not longest:
-        return []
-    members = [_Member.of(rollout) for rollout in group.rollouts]
-    sampling = identical_sampling(group.sampling)
-    changes = {1, *(member.changes_at for member in members), *(member.first_action for member in members)}
-    begins = sorted(k for k in changes if k is not None and k <= longest)
+    changes = reason_changes(group, rule)
+    ends = [*(k for k, _ in changes), longest + 1][1:]
     positions: list[bool] = []
-    for begin, end in zip(begins, [*begins[1:], longest + 1], strict=True):
-        fires = judge(rule, _facts(members, group.size, sampling, begin)) is Reason.FIRED
-        positions += [fires] * (end - begin)
+    for (begin, reason), end in zip(changes, ends, strict=True):
+        positions += [reason is Reason.FIRED] * (end - begin)
     return positions
 
 
@@ -65,7 +89,9 @@ class _Member:
         return self.ended and self.actions <= k
 
 
-def _facts(members: list[_Member], size: int, sampling: str | None, k: int) -> GateFacts:
+def _facts(
+    members: Sequence[_Member], size: int, sampling: str | None, history: tuple[float, ...] | None, k: int
+) -> GateFacts:
     present = [member for member in members if member.ended or member.actions >= k]
     finished = [member for member in present if member.finished_at(k)]
     return GateFacts(
@@ -78,4 +104,5 @@ def _facts(members: list[_Member], size: int, sampling: str | None, k: int) -> G
         rewards=tuple(member.reward for member in finished),
         answers=tuple(member.answer for member in finished),
         sampling=sampling,
+        history=history,
     )

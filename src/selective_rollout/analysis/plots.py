@@ -40,6 +40,8 @@ def plot_distances(
 ) -> Path:
     """Draw distance over steps, one line a group, against tau; wrong cuts are marked.
 
+    A group without a single step has no line: all its rollouts failed at once, or were cut inside the first.
+
     Returns:
         The path of the PNG.
     """
@@ -72,7 +74,7 @@ def _draw_kind(axes: Any, lines: Sequence[GroupLine], kind: str, faint: float) -
         segments = [
             [(k, d) for k, d in enumerate(line.distances, start=1)]
             for line in lines
-            if (line.cut_at is not None) is is_cut
+            if line.distances and (line.cut_at is not None) is is_cut
         ]
         collection = LineCollection(segments, colors=_COLOURS[kind], linewidths=width, alpha=alpha)
         axes.add_collection(collection)

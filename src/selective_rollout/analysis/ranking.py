@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from selective_rollout.analysis.resampling import task_weights
 from selective_rollout.errors import MissingExtraError
 from selective_rollout.stats import Interval
 
@@ -49,8 +50,8 @@ class Area:
         }
 
 
-class TaskBootstrap:
-    """Resamples of tasks, shared by all rankings of the same groups.
+class ResampledAreas:
+    """Areas with intervals, from resamples of the tasks that all rankings of the same groups share.
 
     Args:
         task_ids: `task_ids[group]`.
@@ -61,10 +62,9 @@ class TaskBootstrap:
     def __init__(self, task_ids: Sequence[str], *, resamples: int = 2000, seed: int = 0) -> None:
         names, self._task_of = np.unique(np.array(task_ids, dtype=object), return_inverse=True)
         count = max(min(_FEWEST, resamples), min(resamples, _DRAWS // max(len(task_ids), 1)))
-        draw = np.random.default_rng(seed)
-        drawn = (draw.integers(0, max(len(names), 1), len(names)) for _ in range(count))
-        times = [np.bincount(tasks, minlength=len(names)).astype(np.uint16) for tasks in drawn]
-        self._times = np.stack(times, axis=1)
+        self._times = np.empty((len(names), count), np.uint16)
+        for place, name in enumerate(names):
+            self._times[place] = task_weights(name, count, seed)
         """`[task, resample]`: how often the task is in it."""
 
     def area(self, scores: Floats, labels: Labels, among: Labels) -> Area:

@@ -11,19 +11,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from selective_rollout.analysis.accounting import was_stopped
+from selective_rollout.analysis.accounting import survivor_of, was_stopped
 from selective_rollout.analysis.fit_score import Example, Outcome
+from selective_rollout.analysis.inference import survivor_agrees
 from selective_rollout.analysis.replay import Replay, replay
 from selective_rollout.analysis.split import OnePerTask, Split
 from selective_rollout.errors import ConfigError
+from selective_rollout.gate.certificate import Risk
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.decision import Reason
 from selective_rollout.gate.history import PromptHistory
 from selective_rollout.gate.score import HISTORY_FEATURE
 from selective_rollout.gate.signals import GroupView, signal
-from selective_rollout.rewards import GroupKind, group_label
+from selective_rollout.rewards import GroupKind, GroupLabel, group_label
 from selective_rollout.trace.reader import RecordedGroup
-from selective_rollout.types import Group
+from selective_rollout.types import Group, Rollout
 
 _PROMPT_KEYS: Final = ("prompt_hash", "prompt")
 
@@ -33,7 +35,9 @@ class Unit:
     """One group under one rule, tau left open."""
 
     task_id: str
-    zero_variance: bool
+    harmless: bool
+    """Cutting it does no harm: it has zero variance, or, where answers are at risk, its survivor answers as
+    the full vote does."""
     looks: tuple[tuple[float, int], ...]
     """(value held against tau, steps not generated if cut there) of each check that may fire, in order; only
     those whose value is below all before it."""
@@ -50,15 +54,15 @@ class Unit:
         return next((saved for value, saved in self.looks if value < tau), None)
 
 
-def unit_of(replayed: Replay, zero_variance: bool) -> Unit:
-    """Reduce a replayed group to what a calibration asks of it."""
+def unit_of(replayed: Replay, harmless: bool, survivor: Rollout | None = None) -> Unit:
+    """Reduce a replayed group to what a calibration asks of it; a survivor runs on, so it saves nothing."""
     group = replayed.group
     looks: list[tuple[float, int]] = []
     for check in replayed.checks:
         fires = check.reason is Reason.FIRED and check.distance is not None
         if fires and check.distance is not None and (not looks or check.distance < looks[-1][0]):
-            looks.append((check.distance, _steps_after(group, check.step)))
-    return Unit(group.task_id, zero_variance, tuple(looks), _steps_after(group, 0))
+            looks.append((check.distance, _steps_after(group, check.step, survivor)))
+    return Unit(group.task_id, harmless, tuple(looks), _steps_after(group, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +70,15 @@ class Entry:
     """One group, under each of the rules."""
 
     units: tuple[Unit, ...]
-    outcome: Outcome
+    outcome: Outcome | None
+    """What its rewards say; None if they do not tell."""
     features: Mapping[str, float | None]
     """Signals at start_step, if a score is to be fitted."""
     stratum: str | None
 
     def example(self) -> Example:
-        """The group as an example for a fit."""
+        """The group as an example for a fit, which is of labelled groups."""
+        assert self.outcome is not None
         return Example(self.units[0].task_id, self.outcome, self.features)
 
 
@@ -85,9 +91,11 @@ class Sample:
     """All labelled groups of the tasks set aside for choosing."""
     certify: list[Entry] = field(default_factory=list)
     """One labelled group for each other task."""
+    risk: Risk = "signal"
+    """What labels a group: the variance of its rewards, or whether its survivor answers as the vote does."""
     groups: int = 0
     unknown: int = 0
-    """Groups whose label unscored members could flip."""
+    """Groups whose label unscored members could flip, or whose full vote is not known."""
     singletons: int = 0
     sizes: Counter[int] = field(default_factory=Counter)
     max_steps: int = 0
@@ -109,7 +117,9 @@ class Sample:
             found.append("every group has a single member: nothing can vary; check how rollouts are grouped")
         if self.unknown:
             share = f"{self.unknown} of {self.groups} groups"
-            found.append(f"{share} left out: unscored members could flip their label")
+            flip = "unscored members could flip their label"
+            why = flip if self.risk == "signal" else "their full vote is not known"
+            found.append(f"{share} left out: {why}")
         if self.repeated_prompts:
             found.append(
                 f"{self.repeated_prompts} groups share a prompt but not a task id, and count as independent: "
@@ -132,6 +142,10 @@ class Collector:
         features: signals to keep for a fit, at the first rule's start_step.
         stratum_key: metadata key that tells the strata apart.
         highest_reward: reward of a full success, which tells the two kinds of zero variance apart.
+        risk: what is to be bounded, which says what labels a group.
+
+    Raises:
+        ConfigError: answers are at risk, and a rule lets no survivor answer.
     """
 
     def __init__(
@@ -142,7 +156,10 @@ class Collector:
         features: Sequence[str] = (),
         stratum_key: str | None = None,
         highest_reward: float = 1.0,
+        risk: Risk = "signal",
     ) -> None:
+        if risk == "answer" and any(rule.outcome != "survivor" for rule in rules):
+            raise ConfigError("risk answer is about survivors: the rule's outcome must be survivor")
         self._rules = rules
         self._signals = [signal(name) for name in features]
         self._stratum_key = stratum_key
@@ -152,7 +169,7 @@ class Collector:
         self._reads_p = HISTORY_FEATURE in features or any(
             rule.score is not None and rule.score.reads_history for rule in rules
         )
-        self._sample = Sample(split)
+        self._sample = Sample(split, risk=risk)
         self._draw: OnePerTask[Entry] = OnePerTask(split.seed)
         self._prompts: dict[int, str] = {}
 
@@ -173,10 +190,11 @@ class Collector:
         label = group_label(
             group, highest_reward=self._highest_reward, tolerance=self._rules[0].reward_tolerance
         )
-        sample.unknown += label.zero_variance is None and not label.singleton
+        harmless = label.zero_variance if sample.risk == "signal" else survivor_agrees(group)
+        sample.unknown += harmless is None and not label.singleton
         sample.singletons += label.singleton
-        if label.zero_variance is not None:
-            entry = self._entry(recorded, label.zero_variance, label.kind)
+        if harmless is not None:
+            entry = self._entry(recorded, harmless, label)
             if sample.split.part(group.task_id) == "choose":
                 sample.choose.append(entry)
             else:
@@ -189,7 +207,7 @@ class Collector:
         self._sample.certify = self._draw.items
         return self._sample
 
-    def _entry(self, recorded: RecordedGroup, zero_variance: bool, kind: GroupKind) -> Entry:
+    def _entry(self, recorded: RecordedGroup, harmless: bool, label: GroupLabel) -> Entry:
         group = recorded.group
         history = recorded.begin.history
         if history is None and self._last:
@@ -201,10 +219,14 @@ class Collector:
             features = {s.name: s.value(view, self._rules[0].start_step) for s in self._signals}
         return Entry(
             units=tuple(
-                unit_of(replay(group, rule, history=history, history_p=p), zero_variance)
+                unit_of(
+                    replay(group, rule, history=history, history_p=p),
+                    harmless,
+                    None if rule.outcome == "drop" else survivor_of(group),
+                )
                 for rule in self._rules
             ),
-            outcome=self._outcome(kind, group),
+            outcome=None if label.zero_variance is None else self._outcome(label.kind, group),
             features=features,
             stratum=self._stratum(recorded),
         )
@@ -257,5 +279,6 @@ def collect(
     return collector.sample()
 
 
-def _steps_after(group: Group, k: int) -> int:
-    return sum(max(0, len(rollout.steps) - k) for rollout in group.rollouts)
+def _steps_after(group: Group, k: int, survivor: Rollout | None = None) -> int:
+    stopped = (rollout for rollout in group.rollouts if rollout is not survivor)
+    return sum(max(0, len(rollout.steps) - k) for rollout in stopped)

@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from selective_rollout.analysis.ranking import Chance, TaskBootstrap, best_by_chance, rank_correlation
+from selective_rollout.analysis.prices import Prices
+from selective_rollout.analysis.ranking import Chance, ResampledAreas, best_by_chance, rank_correlation
 from selective_rollout.analysis.split import Split, mark_swept
 from selective_rollout.analysis.sweep_grid import Measure, SweepGrid
 from selective_rollout.analysis.sweep_history import study_history
@@ -46,6 +47,7 @@ def sweep_traces(
     split: Split | None,
     seed: int = 0,
     highest_reward: float = 1.0,
+    prices: Prices | None = None,
     report: ReadReport | None = None,
     on_bytes: Callable[[int], None] | None = None,
 ) -> SweepResult:
@@ -57,6 +59,7 @@ def sweep_traces(
         split: look at its *choose* part; None: at everything, after which no task is left to certify on.
         seed: of the resampling.
         highest_reward: reward of a full success, which tells the two kinds of zero variance apart.
+        prices: what tokens cost, if the accounts are to show money.
         report: collects what the reader repaired or skipped.
         on_bytes: told how many bytes have been read.
 
@@ -66,7 +69,7 @@ def sweep_traces(
     """
     recorded = read_groups(paths, report=report, on_bytes=on_bytes)
     groups = (r.group for r in recorded if split is None or split.part(r.group.task_id) == "choose")
-    collector = SweepCollector(grid, highest_reward=highest_reward)
+    collector = SweepCollector(grid, highest_reward=highest_reward, prices=prices)
     for group in groups:
         collector.add(group)
     table = collector.table()
@@ -97,15 +100,15 @@ def sweep_table(table: SweepTable, *, split: Split | None, seed: int) -> SweepRe
     if not table.groups:
         stopped = f" ({table.stopped} were stopped by a gate)" if table.stopped else ""
         raise ConfigError(f"sweep: no group ran to its own end{stopped}; record groups in observe mode")
-    bootstrap = TaskBootstrap([group.task_id for group in table.groups], seed=seed)
+    resampled = ResampledAreas([group.task_id for group in table.groups], seed=seed)
     rules = _rules(table)
-    history = study_history(table, _plain_gate(table.grid, rules), bootstrap, seed=seed)
+    history = study_history(table, _plain_gate(table.grid, rules), resampled, seed=seed)
     return SweepResult(
         grid=table.grid,
         split=split,
         nothing=table.accounting(table.grid.start_steps[0]),
         tasks=table.tasks,
-        ranked=tuple(_ranked(table, bootstrap)),
+        ranked=tuple(_ranked(table, resampled)),
         chance=_chance(table, seed),
         rules=tuple(rules),
         history=history,
@@ -113,7 +116,7 @@ def sweep_table(table: SweepTable, *, split: Split | None, seed: int) -> SweepRe
     )
 
 
-def _ranked(table: SweepTable, bootstrap: TaskBootstrap) -> list[RankedSignal]:
+def _ranked(table: SweepTable, resampled: ResampledAreas) -> list[RankedSignal]:
     labels = np.array([group.label for group in table.groups])
     kinds = np.array([group.kind for group in table.groups])
     variance = np.array([np.nan if g.variance is None else g.variance for g in table.groups])
@@ -129,9 +132,9 @@ def _ranked(table: SweepTable, bootstrap: TaskBootstrap) -> list[RankedSignal]:
                 RankedSignal(
                     measure,
                     step,
-                    area=bootstrap.area(-compared, zero_variance, labels != UNKNOWN),
-                    all_fail=bootstrap.area(-compared, zero_variance, signal | all_fail),
-                    all_success=bootstrap.area(-compared, zero_variance, signal | all_success),
+                    area=resampled.area(-compared, zero_variance, labels != UNKNOWN),
+                    all_fail=resampled.area(-compared, zero_variance, signal | all_fail),
+                    all_success=resampled.area(-compared, zero_variance, signal | all_success),
                     spearman=rank_correlation(-measure.direction * compared, variance),
                 )
             )
@@ -209,6 +212,14 @@ def _warnings(table: SweepTable) -> list[str]:
         found.append("every group has a single member: no reward can vary, check how rollouts are grouped")
     if unknown:
         found.append(f"{unknown} of {groups} groups have no label: unscored members could flip it")
+    late = [
+        step
+        for place, step in enumerate(table.grid.start_steps)
+        if not table.amounts_after[:, place, 1].any()
+    ]
+    if late:
+        steps = ", ".join(map(str, late))
+        found.append(f"no rollout goes beyond step {steps}: a check there saves nothing; look earlier")
     silent = [name for name in table.compared if not _known_enough(table, name).any()]
     if silent:
         found.append(f"unknown in most groups, since nobody recorded what they need: {', '.join(silent)}")

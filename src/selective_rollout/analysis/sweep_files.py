@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from selective_rollout.analysis.report.sweep_view import sweep_view
 from selective_rollout.analysis.sweep_plots import plot_heat_map, plot_pareto
 from selective_rollout.analysis.sweep_result import SweepResult
 from selective_rollout.analysis.whole_files import Writer, write_files
@@ -39,9 +40,10 @@ def write_sweep(folder: Path, result: SweepResult, document: dict[str, Any]) -> 
         ConfigError: the folder cannot be written.
     """
     text = json.dumps(document, indent=2, allow_nan=False)
+    view = sweep_view(result.report_view())
     writers: list[Writer] = [
-        ("signals.png", lambda path: plot_heat_map(result, path)),
-        ("pareto.png", lambda path: plot_pareto(result, path)),
+        ("signals.png", lambda path: plot_heat_map(view, path)),
+        ("pareto.png", lambda path: plot_pareto(view, path)),
         (DOCUMENT, lambda path: path.write_text(text, encoding="utf-8")),
     ]
     return write_files(folder, "sweep", writers)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from selective_rollout.analysis.accounting import Accounting
-from selective_rollout.analysis.ranking import Area, TaskBootstrap
+from selective_rollout.analysis.ranking import Area, ResampledAreas
 from selective_rollout.analysis.sweep_table import (
     AMOUNTS,
     UNKNOWN,
@@ -86,14 +86,14 @@ class HistoryStudy:
 
 
 def study_history(
-    table: SweepTable, gate: GateConfig | None, bootstrap: TaskBootstrap, *, seed: int = 0
+    table: SweepTable, gate: GateConfig | None, resampled: ResampledAreas, *, seed: int = 0
 ) -> HistoryStudy | None:
     """Study the history beside a gate that looks once at the distance of actions; None if no prompt recurs.
 
     Args:
         table: the groups in recorded order; the gate's start_step and measure are in its grid.
         gate: the plain gate; None: study the history alone.
-        bootstrap: resamples of the table's tasks.
+        resampled: resamples of the table's tasks.
         seed: draws the skips.
     """
     seen: set[str] = set()
@@ -108,7 +108,7 @@ def study_history(
     for last in LASTS:
         account = with_cuts(nothing, _sums(table, None, _skipped(table.groups, last, seed)))
         rules.append(HistoryRule(f"skip, if the last {last} rewards were equal", last, True, account))
-    return HistoryStudy(sum(past), _predictor(table.groups, past, bootstrap), gate, tuple(rules))
+    return HistoryStudy(sum(past), _predictor(table.groups, past, resampled), gate, tuple(rules))
 
 
 def _gate_rules(table: SweepTable, gate: GateConfig) -> list[HistoryRule]:
@@ -163,7 +163,7 @@ def _sums(table: SweepTable, start_step: int | None, cuts: Sequence[bool]) -> Co
     return sums
 
 
-def _predictor(groups: Sequence[GroupFacts], past: Sequence[bool], bootstrap: TaskBootstrap) -> Area:
+def _predictor(groups: Sequence[GroupFacts], past: Sequence[bool], resampled: ResampledAreas) -> Area:
     among = _some_tasks(groups)
     values = np.full(len(groups), np.nan)
     history = PromptHistory()
@@ -174,7 +174,7 @@ def _predictor(groups: Sequence[GroupFacts], past: Sequence[bool], bootstrap: Ta
         values[i] = np.nan if p is None else p
         history.record(group.task_id, group.id, group.rewards)
     labels = np.array([group.label for group in groups])
-    return bootstrap.area(values, labels == ZERO_VARIANCE, labels != UNKNOWN)
+    return resampled.area(values, labels == ZERO_VARIANCE, labels != UNKNOWN)
 
 
 def _some_tasks(groups: Sequence[GroupFacts]) -> set[str]:

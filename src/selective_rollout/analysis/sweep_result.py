@@ -108,6 +108,7 @@ class RuleResult:
             "lossless_steps": account.lossless.steps,
             "lossy_steps": account.lossy.steps,
             "unlabelled_steps": account.unlabelled.steps,
+            "money": None if account.money is None else account.money.to_dict(),
             "saved": account.saved,
             "oracle_saved": account.oracle_saved,
             "random_saved": account.random_saved,
@@ -210,32 +211,44 @@ class SweepResult:
         return (self.rules[0].accounting if self.rules else self.nothing).to_dict()
 
     def report_view(self) -> dict[str, Any]:
-        """What `analysis.report` draws of a sweep."""
+        """What pictures and report draw of a sweep; see `analysis.report.sweep_view`."""
+        account = self.nothing
+        about = (
+            f"{account.all_fail:,} all fail, {account.all_success:,} all succeed, {account.signal:,} "
+            f"signal-bearing groups, of {self.tasks:,} tasks"
+        )
         return {
-            "cells": [_cell(ranked) for ranked in self.ranked],
+            "cells": [_cell(ranked, ranked.area) for ranked in self.ranked],
+            "all_fail": [_cell(ranked, ranked.all_fail) for ranked in self.ranked],
+            "all_success": [_cell(ranked, ranked.all_success) for ranked in self.ranked],
             "null_95": None if self.chance is None else self.chance.p95,
-            "points": [
-                {
-                    "name": rule.name,
-                    "saved": rule.accounting.saved,
-                    "loss": rule.accounting.loss.value,
-                    "efficiency": rule.accounting.efficiency,
-                    "on_front": rule.on_front,
-                }
-                for rule in self.rules
-                if rule.accounting.saved is not None and rule.accounting.loss.value is not None
-            ],
+            "points": [_point(rule) for rule in self.rules if rule.accounting.loss.value is not None],
+            "about": about,
+            "oracle": {"step": account.start_step, "saved": account.oracle_saved or 0.0},
         }
 
 
-def _cell(ranked: RankedSignal) -> dict[str, Any]:
-    interval = ranked.area.interval
+def _cell(ranked: RankedSignal, area: Area) -> dict[str, Any]:
+    interval = area.interval
     return {
         "signal": ranked.measure.name,
         "step": ranked.step,
-        "auroc": ranked.area.value,
+        "auroc": area.value,
         "low": None if interval is None else interval.low,
         "high": None if interval is None else interval.high,
+    }
+
+
+def _point(rule: RuleResult) -> dict[str, Any]:
+    return {
+        "name": rule.name,
+        "saved": rule.accounting.saved or 0.0,
+        "loss": rule.accounting.loss.value,
+        "efficiency": rule.accounting.efficiency,
+        "on_front": rule.on_front,
+        "is_gate": rule.measure.gate(rule.tau, rule.start_step, rule.check_every) is not None,
+        "held_out": rule.held_out,
+        "on_held_out_front": rule.on_held_out_front,
     }
 
 

@@ -7,17 +7,18 @@ The groups themselves are let go batch by batch, so that memory grows by a few n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Final, TypeAlias
 
-from selective_rollout.analysis.accounting import Accounting, Saving, was_stopped
+from selective_rollout.analysis.accounting import Accounting, Amount, was_stopped
 from selective_rollout.analysis.open_checks import open_positions
+from selective_rollout.analysis.prices import Prices
 from selective_rollout.analysis.sweep_grid import Measure, SweepGrid
 from selective_rollout.analysis.sweep_values import Floats, MeasureReader
 from selective_rollout.errors import MissingExtraError
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.rewards import GroupKind, GroupLabel, group_label, parse_reward
-from selective_rollout.types import Group
+from selective_rollout.types import Group, Usage
 
 try:
     import numpy as np
@@ -31,9 +32,10 @@ RuleKey: TypeAlias = tuple[str, int, int | None]
 
 ZERO_VARIANCE, SIGNAL, UNKNOWN = range(3)
 """Places of the labels in sums."""
-AMOUNTS: Final = 4
-"""What is summed: groups, steps, tokens, steps whose tokens are not known."""
+AMOUNTS: Final = len(fields(Amount))
+"""What is summed: the fields of an `Amount`, in their order."""
 
+_NOT_COUNTED: Final = Usage()
 _BATCH_CELLS: Final = 20_000
 """Groups times positions worked on together."""
 _HELD_OUT_KEY: Final = "held_out_reward"
@@ -77,6 +79,8 @@ class SweepTable:
     """Groups that a gate stopped, left out: nobody knows what they would have become."""
     singletons: int = 0
     failed_rollouts: int = 0
+    prices: Prices | None = None
+    """What tokens cost, for the accounts."""
 
     @property
     def tasks(self) -> int:
@@ -93,14 +97,11 @@ class SweepTable:
         labels = np.array([group.label for group in self.groups], np.intp)
         everything = np.zeros((3, AMOUNTS), np.int64)
         np.add.at(everything, labels, self.amounts_after[:, place])
-        whole = self.amounts_after[:, -1].sum(axis=0).tolist()
         kinds = [group.kind for group in self.groups]
         return Accounting(
             start_step=start_step,
-            groups=len(self.groups),
-            steps=whole[1],
-            tokens=whole[2],
-            steps_of_unknown_tokens=whole[3],
+            prices=self.prices,
+            spent=Amount(*self.amounts_after[:, -1].sum(axis=0).tolist()),
             all_fail=kinds.count("all_fail"),
             all_success=kinds.count("all_success"),
             zero_variance=self.count(ZERO_VARIANCE),
@@ -108,8 +109,8 @@ class SweepTable:
             unknown=self.count(UNKNOWN),
             singletons=self.singletons,
             failed_rollouts=self.failed_rollouts,
-            oracle=Saving(*everything[ZERO_VARIANCE].tolist()),
-            everything=Saving(*everything.sum(axis=0).tolist()),
+            oracle=Amount(*everything[ZERO_VARIANCE].tolist()),
+            everything=Amount(*everything.sum(axis=0).tolist()),
         )
 
 
@@ -117,9 +118,9 @@ def with_cuts(nothing: Accounting, cut: Counts) -> Accounting:
     """The account of a gate whose cuts leave `cut[label]` ungenerated."""
     return replace(
         nothing,
-        lossless=Saving(*cut[ZERO_VARIANCE].tolist()),
-        lossy=Saving(*cut[SIGNAL].tolist()),
-        unlabelled=Saving(*cut[UNKNOWN].tolist()),
+        lossless=Amount(*cut[ZERO_VARIANCE].tolist()),
+        lossy=Amount(*cut[SIGNAL].tolist()),
+        unlabelled=Amount(*cut[UNKNOWN].tolist()),
     )
 
 
@@ -129,10 +130,11 @@ class SweepCollector:
     Args:
         grid: what to look at.
         highest_reward: reward of a full success, which tells the two kinds of zero variance apart.
+        prices: what tokens cost, if the accounts are to show money.
     """
 
-    def __init__(self, grid: SweepGrid, *, highest_reward: float = 1.0) -> None:
-        self._table = SweepTable(grid, grid.measures())
+    def __init__(self, grid: SweepGrid, *, highest_reward: float = 1.0, prices: Prices | None = None) -> None:
+        self._table = SweepTable(grid, grid.measures(), prices=prices)
         self._reader = MeasureReader(self._table.measures, grid.start_steps)
         self._rule = GateConfig()
         self._highest_reward = highest_reward
@@ -251,18 +253,26 @@ def _amounts_after(groups: Sequence[Group], longest: int) -> Counts:
     """`[group, k, amount]` for k = 0 .. longest."""
     at = np.zeros((len(groups), longest + 1, AMOUNTS), np.int64)
     for i, group in enumerate(groups):
-        tokens, unknown = [0] * longest, [0] * longest
-        for rollout in group.rollouts:
-            at[i, : len(rollout.steps), 1] += 1
-            for t, step in enumerate(rollout.steps):
-                if step.usage is None or step.usage.completion is None:
-                    unknown[t] += 1
-                else:
-                    tokens[t] += step.usage.completion
-        at[i, :longest, 2], at[i, :longest, 3] = tokens, unknown
+        at[i, :longest] = _amounts_at(group, longest)
     after = np.cumsum(at[:, ::-1], axis=1)[:, ::-1]
     after[:, :, 0] = 1
     return after
+
+
+def _amounts_at(group: Group, longest: int) -> Counts:
+    """`[k - 1, amount]` of a group's steps k, in the order of the fields of an `Amount`."""
+    places = np.concatenate([np.arange(len(rollout.steps)) for rollout in group.rollouts] or [np.arange(0)])
+    usages = [step.usage or _NOT_COUNTED for rollout in group.rollouts for step in rollout.steps]
+    columns = [np.zeros(longest), np.bincount(places, minlength=longest)]
+    for counts in (
+        [usage.completion for usage in usages],
+        [usage.prompt for usage in usages],
+        [usage.cached for usage in usages],
+    ):
+        known = np.array([-1 if count is None else count for count in counts], np.int64)
+        columns.append(np.bincount(places, np.maximum(known, 0), minlength=longest))
+        columns.append(np.bincount(places, known < 0, minlength=longest))
+    return np.stack(columns, axis=1).astype(np.int64)
 
 
 def _padded(rows: Sequence[Sequence[bool]], fill: bool) -> NDArray[np.bool_]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 from rich.console import Group, RenderableType
@@ -26,7 +26,7 @@ from selective_rollout.cli.console import number, percent, print_json, progress,
 from selective_rollout.cli.options import json_option
 from selective_rollout.errors import ConfigError
 from selective_rollout.gate.audit import AuditCounts, AuditedRate
-from selective_rollout.gate.certificate import Certificate
+from selective_rollout.gate.certificate import Certificate, Risk
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.gate_file import read_gate_file, write_gate_file
 from selective_rollout.trace.reader import ReadReport, RecordedGroup, read_groups, trace_files
@@ -37,10 +37,11 @@ Examples:
   selective-rollout calibrate runs/mine                         writes gate.toml, or says why not
   selective-rollout calibrate runs/mine --no-split --alpha 0.05 the rule was fixed beforehand
   selective-rollout calibrate runs/mine --fit-score             the two-sided score instead of the distance
+  selective-rollout calibrate runs/votes --risk answer          a survivor answers: bound wrong answers
   selective-rollout calibrate runs/live --renew gate.toml --audit-rate 0.1
 """
 
-_RULE = ("check_every", "padding", "outcome", "history_mixed", "min_members")
+_RULE = ("check_every", "padding", "history_mixed", "min_members")
 
 
 @click.command(epilog=EPILOG)
@@ -48,13 +49,22 @@ _RULE = ("check_every", "padding", "outcome", "history_mixed", "min_members")
 @click.option("--scores", type=click.Path(path_type=Path), help="CSV: group, step, distance, zero_variance.")
 @click.option("--start-step", "start_steps", type=int, multiple=True, help="First check; repeatable. [10]")
 @click.option(
-    "--alpha", type=float, default=0.10, show_default=True, help="Bound on P(cut | signal-bearing)."
+    "--risk",
+    type=click.Choice(["signal", "answer"]),
+    default="signal",
+    show_default=True,
+    help="What is bounded: P(cut | signal-bearing), or P(cut and the survivor answers differently).",
 )
+@click.option("--alpha", type=float, default=0.10, show_default=True, help="Bound on the risk.")
 @click.option("--delta", type=float, default=0.05, show_default=True, help="1 - confidence.")
 @click.option("--grid", default=Question().grid, show_default=True, help="Thresholds to walk up.")
 @click.option("--check-every", type=int, help="Check again every N steps; default: once.")
 @click.option("--padding", type=click.Choice(["end", "none"]), default="end", show_default=True)
-@click.option("--outcome", type=click.Choice(["drop", "survivor"]), default="drop", show_default=True)
+@click.option(
+    "--outcome",
+    type=click.Choice(["drop", "survivor"]),
+    help="What becomes of a cut group. [drop; survivor with --risk answer]",
+)
 @click.option("--history-mixed", type=int, default=0, help="Fire only if the last H rewards were equal.")
 @click.option("--min-members", type=int, help="Fewest members at the check; default: half the group.")
 @click.option("--choose-share", type=float, default=Split().choose_share, show_default=True)
@@ -138,6 +148,8 @@ def _scores_report(options: Mapping[str, Any]) -> Report:
     steps = options["start_steps"] or (GateConfig().start_step,)
     if len(steps) > 1:
         raise ConfigError("calibrate: --scores is certified at one --start-step")
+    if options["risk"] != "signal":
+        raise ConfigError("calibrate: --scores holds no answers: --risk answer needs a trace")
     question = _question(options)
     units, unknown = read_scores(options["scores"], steps[0])
     finding = certify(units, question, start_step=steps[0], seed=options["seed"])
@@ -153,13 +165,20 @@ def _trace_report(options: Mapping[str, Any]) -> Report:
         return _renewal_report(options)
     split = Split(0.0 if options["no_split"] else options["choose_share"], options["seed"])
     require_unseen(traces, split)
+    outcome = options["outcome"] or ("survivor" if options["risk"] == "answer" else "drop")
     rules = [
-        GateConfig.from_dict({"start_step": step, **{name: options[name] for name in _RULE}})
+        GateConfig.from_dict(
+            {"start_step": step, "outcome": outcome, **{name: options[name] for name in _RULE}}
+        )
         for step in dict.fromkeys(options["start_steps"]) or (GateConfig().start_step,)
     ]
     question = _question(options)
     collector = Collector(
-        rules, split, features=FEATURES if options["fit_score"] else (), stratum_key=options["stratum"]
+        rules,
+        split,
+        features=FEATURES if options["fit_score"] else (),
+        stratum_key=options["stratum"],
+        risk=question.risk,
     )
     with _groups(traces) as groups:
         sample = collect(groups, collector)
@@ -204,7 +223,7 @@ def _renewal_report(options: Mapping[str, Any]) -> Report:
 
 
 def _question(options: Mapping[str, Any]) -> Question:
-    return Question(options["alpha"], options["delta"], options["grid"])
+    return Question(options["alpha"], options["delta"], options["grid"], options["risk"])
 
 
 @contextmanager
@@ -225,6 +244,27 @@ def _groups(traces: Sequence[Path]) -> Iterator[Iterator[RecordedGroup]]:
         remark(problem)
 
 
+_WORDS: Final[Mapping[Risk, Mapping[str, str]]] = {
+    "signal": {
+        "harmful": "signal-bearing",
+        "base": "zero variance (base rate)",
+        "area": "AUROC for zero variance",
+        "cuts": "cuts / false cuts",
+        "bound": "bound of the false-cut rate",
+        "needed": "signal-bearing tasks needed",
+    },
+    "answer": {
+        "harmful": "survivor answers differently",
+        "base": "survivor agrees (base rate)",
+        "area": "AUROC for agreement",
+        "cuts": "cuts / answered differently",
+        "bound": "bound of P(cut, answered differently)",
+        "needed": "tasks needed",
+    },
+}
+"""What the rows of a finding are called."""
+
+
 def _finding_table(finding: Finding) -> RenderableType:
     title = f"Start step {finding.start_step}" + (
         f", {finding.stratum}" if finding.stratum is not None else ""
@@ -233,33 +273,39 @@ def _finding_table(finding: Finding) -> RenderableType:
     shown.columns[1].justify = "left"
     interval = finding.auroc_interval
     area = "unknown" if finding.auroc is None else f"{finding.auroc:.3f}"
+    said = _WORDS[finding.risk]
     rows = [
         ("tasks", number(finding.groups)),
-        ("signal-bearing", number(finding.n_signal)),
-        ("zero variance (base rate)", percent(finding.base_rate)),
+        (said["harmful"], number(finding.harmful)),
+        (said["base"], percent(finding.base_rate)),
         (
-            "AUROC for zero variance",
+            said["area"],
             area + (f" (95% {interval.low:.3f} to {interval.high:.3f})" if interval else ""),
         ),
         ("tau", "none" if finding.tau is None else f"{finding.tau:g}"),
     ]
     if finding.tau is not None and finding.cuts is not None:
         rows += [
-            ("cuts / false cuts", f"{finding.cuts} / {finding.false_cuts}"),
-            ("bound of the false-cut rate", percent(finding.bound)),
+            (said["cuts"], f"{finding.cuts} / {finding.false_cuts}"),
+            (said["bound"], percent(finding.bound)),
             ("p-value of beating cuts at random", number(finding.beats_base_rate, 2)),
             ("steps not generated", percent(finding.saved)),
-            ("efficiency (1.00 = worthless)", number(finding.efficiency)),
         ]
+    if finding.tau is not None and finding.risk == "signal":
+        rows.append(("efficiency (1.00 = worthless)", number(finding.efficiency)))
     needed = "no number will do" if finding.needed is None else f"{finding.needed:,}"
-    rows.append(("signal-bearing tasks needed", f"{needed} (without any false cut {finding.needed_min:,})"))
+    rows.append((said["needed"], f"{needed} (without any false cut {finding.needed_min:,})"))
     for name, value in rows:
         shown.add_row(name, value)
     return shown
 
 
 def _score_table(fit: ScoreFit) -> RenderableType:
-    verdict = "recommended" if fit.recommended else "not recommended: it does not beat the best single signal"
+    verdict = (
+        "recommended"
+        if fit.recommended
+        else "not recommended: it has to beat chance and the best single signal"
+    )
     shown = table(f"Two-sided score, {verdict}", "feature", "all fail", "all succeed")
     for name, fail, success in zip(fit.score.features, fit.score.fail, fit.score.success, strict=True):
         shown.add_row(name, f"{fail:+.2f}", f"{success:+.2f}")

@@ -15,6 +15,7 @@ from selective_rollout.cli.console import print_json, stdout, table
 from selective_rollout.cli.options import endpoint_options, json_option
 from selective_rollout.errors import PrerequisiteError
 from selective_rollout.policy.doctor import EndpointReport, check_endpoint
+from selective_rollout.policy.doctor_verdicts import Check, fit, judge
 from selective_rollout.policy.endpoint import Endpoint
 
 _PACKAGES = {
@@ -36,10 +37,12 @@ def doctor(
 ) -> None:
     """Check versions, extras and, if one is set, the endpoint; the output can be pasted into an issue.
 
-    Exits with 1 if the endpoint cannot be used.
+    The endpoint gets about 30 small requests and a few answers of up to 400 tokens, most of them stopped
+    midway; that takes seconds to two minutes. Exits with 1 if it is not fit for gating.
     """
     versions = _versions()
-    report = None
+    report: EndpointReport | None = None
+    checks: tuple[Check, ...] = ()
     try:
         endpoint = Endpoint.resolve(base_url, api_key, model)
     except PrerequisiteError as missing:
@@ -49,16 +52,19 @@ def doctor(
     else:
         note = ""
         report = asyncio.run(check_endpoint(endpoint))
+        checks = judge(report)
     if as_json:
         document = {
             "versions": versions,
             "endpoint": asdict(report) if report else None,
+            "checks": [asdict(check) for check in checks],
+            "fit": fit(checks) if report else None,
             "note": note or None,
         }
         print_json(document)
     else:
-        _show(versions, report, note)
-    if report is not None and report.problem is not None:
+        _show(versions, report, checks, note)
+    if not fit(checks):
         context.exit(1)
 
 
@@ -78,7 +84,9 @@ def _versions() -> dict[str, str | None]:
     return found
 
 
-def _show(versions: dict[str, str | None], report: EndpointReport | None, note: str) -> None:
+def _show(
+    versions: dict[str, str | None], report: EndpointReport | None, checks: tuple[Check, ...], note: str
+) -> None:
     console = stdout()
     shown = table("Versions", "package", "version")
     for package, version in versions.items():
@@ -87,36 +95,15 @@ def _show(versions: dict[str, str | None], report: EndpointReport | None, note: 
     if report is None:
         console.print(f"Endpoint: none checked ({note})", markup=False)
         return
-    shown = table(f"Endpoint {report.base_url}", "question", "answer")
-    shown.columns[1].justify = "left"
-    shown.columns[1].no_wrap = False
-    for question, answer in _answers(report):
-        shown.add_row(question, answer)
+    shown = table(f"Endpoint {report.base_url}", "check", "verdict", "finding")
+    for column in shown.columns[1:]:
+        column.justify = "left"
+        column.no_wrap = False
+    for check in checks:
+        shown.add_row(check.name, check.verdict, check.finding)
     console.print(shown)
-    verdict = "Fit for gating." if report.problem is None else f"Not usable: {report.problem}"
-    console.print(verdict, markup=False)
-
-
-def _answers(report: EndpointReport) -> list[tuple[str, str]]:
-    models = "unknown" if report.models is None else ", ".join(report.models) or "none"
-    usage = {
-        "all_choices": "all choices summed (vLLM's way)",
-        "one_choice": "one choice only (llama.cpp's way): use one request per rollout",
-        "none": "not reported",
-        None: "unknown",
-    }[report.usage_of_n]
-    return [
-        ("reachable", _yes_no(report.reachable)),
-        ("key accepted", _yes_no(report.authorized)),
-        ("models served", models),
-        ("model tried", report.model or "unknown"),
-        ("streams (a cut can stop it mid-answer)", _yes_no(report.streams)),
-        ("counts tokens in a stream", _yes_no(report.usage_in_stream)),
-        ("siblings differ under their seeds", _yes_no(report.seeds_differ)),
-        ("honours n", _yes_no(report.honours_n)),
-        ("usage with n = 2", usage),
-    ]
-
-
-def _yes_no(value: bool | None) -> str:
-    return "unknown" if value is None else "yes" if value else "no"
+    for check in checks:
+        if check.advice:
+            console.print(f"{check.name}: {check.advice}", markup=False)
+    failed = ", ".join(check.name for check in checks if check.verdict == "fail")
+    console.print("Fit for gating." if not failed else f"Not fit for gating: {failed}", markup=False)

@@ -35,6 +35,7 @@ _COMMANDS: Final = {
     "report": "selective_rollout.cli.report:report",
     "plan": "selective_rollout.cli.plan:plan",
     "doctor": "selective_rollout.cli.doctor:doctor",
+    "serve": "selective_rollout.cli.serve:serve_command",
 }
 """Where each command lives; loaded when it is called, since some of them need seconds and extras."""
 

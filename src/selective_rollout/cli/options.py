@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
 
+from selective_rollout.analysis.prices import Prices
+from selective_rollout.errors import ConfigError
 from selective_rollout.gate.config import GateConfig
 
 RULE_FIELDS: Final = ("tau", "start_step", "check_every", "padding", "outcome", "history_mixed")
@@ -55,6 +57,35 @@ def rule_options(command: F) -> F:
     ):
         command = option(command)
     return command
+
+
+def price_options(command: F) -> F:
+    """--price-prompt, --price-completion, --price-cached; `prices_of` reads them."""
+    for option in (
+        click.option(
+            "--price-cached", type=float, help="Of prompt tokens out of the cache; default: as any other."
+        ),
+        click.option("--price-completion", type=float, help="Of a million completion tokens."),
+        click.option(
+            "--price-prompt", type=float, help="Of a million prompt tokens; with prices, money is shown too."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def prices_of(options: Mapping[str, Any]) -> Prices | None:
+    """The prices that were given; None if none was.
+
+    Raises:
+        ConfigError: only one of the two main prices was given, or a price is negative.
+    """
+    prompt, completion, cached = (options[f"price_{name}"] for name in ("prompt", "completion", "cached"))
+    if prompt is None and completion is None and cached is None:
+        return None
+    if prompt is None or completion is None:
+        raise ConfigError("money needs both --price-prompt and --price-completion; 0 if one of them is free")
+    return Prices(prompt, completion, cached)
 
 
 def json_option(command: F) -> F:

@@ -19,7 +19,13 @@ from selective_rollout.analysis.report.html import Extras
 from selective_rollout.analysis.report.population import NamedGate
 from selective_rollout.analysis.report.sweep_view import SweepView, sweep_view
 from selective_rollout.cli.console import print_json, progress, remark
-from selective_rollout.cli.options import RULE_FIELDS, json_option, rule_options
+from selective_rollout.cli.options import (
+    RULE_FIELDS,
+    json_option,
+    price_options,
+    prices_of,
+    rule_options,
+)
 from selective_rollout.cli.report_tables import show_report
 from selective_rollout.errors import ConfigError
 from selective_rollout.gate.certificate import Certificate
@@ -58,6 +64,7 @@ _TRACE = click.Path(path_type=Path)
 )
 @click.option("--sweep", "sweep_file", type=_TRACE, help="JSON of a sweep, for heat map and Pareto front.")
 @click.option("--out", type=_TRACE, help="Folder for page and pictures; default: report, beside the trace.")
+@price_options
 @rule_options
 @json_option
 @click.pass_context
@@ -69,7 +76,7 @@ def report(context: click.Context, /, **options: Any) -> None:
     checks = [parse_check(text) for text in options["checks"]]
     gates, certificate = _gates(context, options)
     sweep = _read_sweep(options["sweep_file"])
-    data = _collect("groups", options["traces"], gates)
+    data = _collect("groups", options["traces"], gates, prices=prices_of(options))
     changes, baseline = _changes(data, options["baseline"], gates)
     values = check_values(data, changes)
     failures = _failures(checks, values)
@@ -112,9 +119,9 @@ def _gates(context: click.Context, options: Mapping[str, Any]) -> tuple[list[Nam
     return gates, read[0][1]
 
 
-def _collect(what: str, paths: Sequence[Path], gates: Sequence[NamedGate], **limits: int) -> ReportData:
+def _collect(what: str, paths: Sequence[Path], gates: Sequence[NamedGate], **options: Any) -> ReportData:
     with progress(what, None) as bar:
-        data = collect(paths, gates, on_group=lambda _: bar.advance(), **limits)
+        data = collect(paths, gates, on_group=lambda _: bar.advance(), **options)
     for problem in data.read.problems:
         remark(problem)
     return data

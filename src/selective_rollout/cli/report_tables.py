@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from selective_rollout.analysis.prices import money_text
 from selective_rollout.analysis.report import words
 from selective_rollout.analysis.report.collect import ReportData
 from selective_rollout.analysis.report.diff import Change
@@ -14,6 +15,7 @@ from selective_rollout.analysis.report.enforced import Enforced
 from selective_rollout.analysis.report.html import Extras
 from selective_rollout.analysis.report.inference import AnswerTotals
 from selective_rollout.analysis.report.quantities import Quantity
+from selective_rollout.analysis.report.vote_rows import vote_rows
 from selective_rollout.cli.console import number, percent, rate, stdout, table
 from selective_rollout.cli.summary import accounting_table
 from selective_rollout.gate.audit import AuditedRate
@@ -30,8 +32,10 @@ def show_report(data: ReportData, extras: Extras, files: Sequence[Path]) -> None
     if data.enforced is not None:
         for shown in _enforced(data.enforced):
             console.print(shown)
-    if data.population.answers.groups:
+    if data.population.answers.seen:
         console.print(_answers(data.population.answers))
+    if data.population.answers.groups:
+        console.print(_votes(data.population.answers))
     if extras.changes:
         console.print(_changes(extras.baseline, extras.changes))
     sentences = [*words.lead(data), *words.certificate_sentences(extras.certificate or {})]
@@ -85,7 +89,8 @@ def _enforced(enforced: Enforced) -> list[Table]:
         ("stopped", f"{enforced.stopped:,} ({how})" if how else "0"),
         ("drawn for an audit", number(enforced.drawn)),
         ("late vetoes", number(enforced.late_vetoes)),
-        ("steps / tokens generated", f"{enforced.steps:,} / {number(enforced.known_tokens)}"),
+        ("steps / tokens generated", f"{enforced.spent.steps:,} / {number(enforced.spent.known_tokens)}"),
+        *((("money spent", money_text(enforced.money)),) if enforced.prices is not None else ()),
         ("tokens that arrived after a cut", number(enforced.overrun)),
     ):
         measured.add_row(name, value)
@@ -100,6 +105,7 @@ def _enforced(enforced: Enforced) -> list[Table]:
         ("cuts that are signal-bearing", _audited(estimates.wrong_cut_share)),
         ("steps not generated, lossless", _estimated(estimates.lossless)),
         ("steps not generated, lossy", _estimated(estimates.lossy)),
+        *((quantity.words, _estimated_money(quantity)) for quantity in estimates.money or ()),
     ):
         estimated.add_row(name, value)
     return [measured, estimated]
@@ -107,10 +113,22 @@ def _enforced(enforced: Enforced) -> list[Table]:
 
 def _answers(answers: AnswerTotals) -> Table:
     shown = _rows("If one survivor answers", "measured")
-    shown.add_row("groups with two answers or more", number(answers.groups))
+    left_out = f"; {answers.left_out:,} left out, since it is not known there" if answers.left_out else ""
+    shown.add_row("groups whose full vote is known", f"{answers.groups:,}{left_out}")
     shown.add_row("survivor agrees, in the groups cut", rate(answers.in_cuts))
     shown.add_row("survivor agrees, in all groups (base rate)", rate(answers.base))
     shown.add_row("cut, and answered differently", rate(answers.risk))
+    return shown
+
+
+def _votes(answers: AnswerTotals) -> Table:
+    """No gate, the survivor and the exact rule side by side."""
+    priced = answers.prices is not None
+    columns = ("groups stopped", "steps not generated", "tokens", *(("money",) if priced else ()), "time")
+    shown = table("If the vote stops early", "measured", *columns)
+    for row in vote_rows(answers):
+        cells = (row.stopped, row.steps, row.tokens, *((row.money,) if priced else ()), row.time)
+        shown.add_row(row.name, *map(str, cells))
     return shown
 
 
@@ -139,6 +157,10 @@ def _audited(value: AuditedRate | None) -> str:
     if value is None:
         return "unknown"
     return f"{percent(value.value)} (95% {words.interval_text(value.interval, True)})"
+
+
+def _estimated_money(quantity: Quantity) -> str:
+    return f"{money_text(quantity.value)} ({words.interval_text(quantity.interval, False)})"
 
 
 def _estimated(quantity: Quantity) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -61,11 +61,25 @@ class RuleInForce:
             return None
         return lambda task: certificate.tau_for(task.metadata)
 
+    def uncovered(self, tasks: Iterable[Task]) -> str | None:
+        """What to say of tasks in no certified stratum, for which the gate is off; None: there are none."""
+        certificate = self.certificate
+        if certificate is None or not certificate.strata:
+            return None
+        taus = [certificate.tau_for(task.metadata) for task in tasks]
+        if all(taus):
+            return None
+        known = ", ".join(stratum.name for stratum in certificate.strata)
+        return (
+            f"the gate is off for {taus.count(0.0)} of {len(taus)} tasks: their {certificate.stratum_key!r} "
+            f"is missing or not certified (certified: {known})"
+        )
+
     def alarm(self, audit_rate: float) -> Alarm | None:
         """Watches the audits of a certified, enforced rule; None without audits or certificate."""
-        if not self.certified or self.certificate is None or not audit_rate:
+        if not self.certified or self.certificate is None:
             return None
-        return Alarm(self.certificate.alpha, audit_rate)
+        return self.certificate.alarm(audit_rate)
 
 
 def rule_of(context: click.Context, options: Mapping[str, Any]) -> RuleInForce:

@@ -16,10 +16,19 @@ from selective_rollout.cli.options import endpoint_options, json_option, rule_op
 from selective_rollout.cli.rule import RuleInForce, rule_of
 from selective_rollout.cli.runfolder import RunFolder
 from selective_rollout.cli.summary import RunSummary, accounting_table, run_table
-from selective_rollout.cli.workload import HouseholdTasks, environment_of, policy_of, score_of, tasks_of
+from selective_rollout.cli.workload import (
+    HouseholdTasks,
+    environment_of,
+    policy_of,
+    score_of,
+    shared_prompts,
+    tasks_of,
+)
 from selective_rollout.engine.batch import run_groups
 from selective_rollout.engine.config import RunConfig
+from selective_rollout.engine.ledger import Ledger
 from selective_rollout.engine.member import Score
+from selective_rollout.engine.reconcile import ServerWatch
 from selective_rollout.engine.resume import ResumePoint, resume_point
 from selective_rollout.engine.runner import Workshop
 from selective_rollout.env.base import EnvironmentFactory
@@ -231,9 +240,11 @@ def _history(request: RunRequest) -> PromptHistory | None:
 async def _run(request: RunRequest, parts: Parts, folder: RunFolder) -> RunSummary:
     summary = RunSummary(request.rule)
     resume = _resume(folder, parts.environment, summary)
-    for warning in request.in_force.warnings(_workload(request)):
-        remark(f"warning: another workload than the certified one: {warning}")
+    for warning in _warnings(request, parts.tasks):
+        remark(f"warning: {warning}")
     alarm = request.in_force.alarm(request.config.audit_rate)
+    watch, asked = ServerWatch(request.endpoint), Ledger()
+    await watch.start()
     with _recorder(request, folder) as recorder:
         shop = Workshop(
             parts.policy, parts.environment, request.rule, request.config, recorder, score=parts.score
@@ -252,12 +263,20 @@ async def _run(request: RunRequest, parts: Parts, folder: RunFolder) -> RunSumma
                 async with aclosing(outcomes):
                     async for outcome in outcomes:
                         summary.add(outcome)
+                        asked.merge(outcome.ledger)
                         bar.advance(note=f"{summary.cut} cut, {summary.ledger.completion:,} tokens")
         finally:
             await parts.policy.aclose()
+    summary.server = await watch.compare(asked)
     if alarm is not None:
         remark(f"audit: {alarm.describe()}")
     return summary
+
+
+def _warnings(request: RunRequest, tasks: Sequence[Task]) -> list[str]:
+    differing = request.in_force.warnings(_workload(request))
+    found = [f"another workload than the certified one: {line}" for line in differing]
+    return [*found, *filter(None, (request.in_force.uncovered(tasks), shared_prompts(tasks)))]
 
 
 def _recorder(request: RunRequest, folder: RunFolder) -> Recorder:
@@ -275,7 +294,7 @@ def _resume(folder: RunFolder, environment: Any, summary: RunSummary) -> ResumeP
         return ResumePoint()
     report = ReadReport()
     replayable = bool(getattr(environment, "replayable", False))
-    point = resume_point([folder.path], replayable=replayable, report=report)
+    point = resume_point([folder.path], replayable=replayable, gate=summary.gate, report=report)
     for recorded in read_groups(folder.path):
         if recorded.group.id in point.done:
             summary.add_recorded(recorded)

@@ -9,9 +9,11 @@ from rich.table import Table
 
 from selective_rollout.analysis.accounting import Accounting
 from selective_rollout.analysis.curve import GroupLine, distance_curve
+from selective_rollout.analysis.prices import money_text
 from selective_rollout.cli.console import number, percent, rate, remark, table
 from selective_rollout.engine.ledger import Ledger
 from selective_rollout.engine.outcome import GroupOutcome
+from selective_rollout.engine.reconcile import Reconciliation
 from selective_rollout.errors import MissingExtraError
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.rewards import group_label
@@ -38,6 +40,8 @@ class RunSummary:
     steps: int = 0
     statuses: dict[str, int] = field(default_factory=dict)
     lines: list[GroupLine] = field(default_factory=list)
+    server: Reconciliation | None = None
+    """The tokens of this run beside the server's own count; None if it shows none."""
 
     def __post_init__(self) -> None:
         self.accounting = Accounting(self.gate.start_step, self.gate.outcome)
@@ -107,6 +111,7 @@ class RunSummary:
             "late_vetoes": self.late_vetoes,
             "answered": self.answered,
             "tokens": self.ledger.to_dict(),
+            "server": self.server.to_dict() if self.server else None,
             "gate": self.gate.to_dict(),
             "gate_fingerprint": self.gate.fingerprint(),
             "measured_on_groups_that_ran_to_their_end": self.accounting.to_dict(),
@@ -134,16 +139,34 @@ def accounting_table(title: str, accounting: Accounting) -> Table:
         ("  a gate without errors", percent(accounting.oracle_saved)),
         ("  as many cuts at random", percent(accounting.random_saved)),
         ("efficiency (1.00 = worthless)", number(accounting.efficiency)),
+        *_money_rows(accounting),
     ]
     for name, value in rows:
         shown.add_row(name, value)
     return shown
 
 
+def _money_rows(accounting: Accounting) -> list[tuple[str, str]]:
+    """Tokens and money, where prices were given."""
+    money = accounting.money
+    if money is None:
+        return []
+    amounts = [
+        ("spent: tokens generated / money", accounting.spent, money.spent),
+        ("not spent, lossless", accounting.lossless, money.lossless),
+        ("not spent, lossy", accounting.lossy, money.lossy),
+    ]
+    if accounting.unlabelled.groups:
+        amounts.append(("not spent, unknown label", accounting.unlabelled, money.unlabelled))
+    return [(name, f"{number(amount.known_tokens)} / {money_text(cost)}") for name, amount, cost in amounts]
+
+
 def ledger_rows(ledger: Ledger) -> list[tuple[str, str]]:
     """Tokens of a run, with what is unknown said so."""
     unknown = f" in {ledger.requests - ledger.unknown_requests} requests"
     unknown += f"; {ledger.unknown_requests} requests unknown" if ledger.unknown_requests else ""
+    if ledger.estimated_requests:
+        unknown += f", {ledger.estimated_requests} of them about {ledger.estimated:,} by their text"
     rows = [("completion tokens", number(ledger.completion) + unknown)]
     known_prompts = ledger.requests - ledger.unknown_prompts
     rows.append(("prompt tokens", number(ledger.prompt if known_prompts else None)))
@@ -164,6 +187,9 @@ def run_table(title: str, summary: RunSummary) -> Table:
     shown.add_row("steps", number(summary.steps))
     for name, value in ledger_rows(summary.ledger):
         shown.add_row(name, value)
+    if summary.server is not None:
+        shown.columns[1].no_wrap = False
+        shown.add_row("the server's own count", summary.server.describe())
     return shown
 
 

@@ -10,7 +10,7 @@ import click
 
 from selective_rollout.analysis.split import Split
 from selective_rollout.analysis.sweep_grid import CANONICALISERS, CHAR_DISTANCE, HISTORY, RECORDED, SweepGrid
-from selective_rollout.cli.options import json_option
+from selective_rollout.cli.options import json_option, price_options, prices_of
 from selective_rollout.errors import ConfigError
 from selective_rollout.gate.signals import SIGNALS
 from selective_rollout.stats import decimal_grid
@@ -61,6 +61,7 @@ _SIGNALS = [*(name for name in SIGNALS if name != HISTORY), CHAR_DISTANCE]
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Draws the split and the resamples.")
 @click.option("--highest-reward", type=float, default=1.0, show_default=True, help="Of a full success.")
+@price_options
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for sweep.json and pictures.")
 @json_option
 def sweep(**options: Any) -> None:
@@ -83,6 +84,7 @@ def sweep(**options: Any) -> None:
         split,
         seed=options["seed"],
         highest_reward=options["highest_reward"],
+        prices=prices_of(options),
         out=options["out"],
         as_json=options["as_json"],
     )

@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from selective_rollout.analysis.accounting import Accounting
+from selective_rollout.analysis.prices import Prices, money_text
 from selective_rollout.analysis.split import Split
 from selective_rollout.analysis.sweep import sweep_traces
 from selective_rollout.analysis.sweep_files import require_free, write_sweep
@@ -24,6 +25,8 @@ from selective_rollout.trace.reader import ReadReport, trace_files
 
 _MOST_RULES: Final = 10
 _WORTH: Final = ("right", "wrong", "signal lost", "steps saved", "efficiency")
+_MONEY: Final = ("unspent, lossless", "lossy")
+"""Columns where tokens have prices."""
 
 
 def run_sweep(
@@ -33,6 +36,7 @@ def run_sweep(
     *,
     seed: int,
     highest_reward: float,
+    prices: Prices | None,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -52,6 +56,7 @@ def run_sweep(
             split=split,
             seed=seed,
             highest_reward=highest_reward,
+            prices=prices,
             report=report,
             on_bytes=on_bytes,
         )
@@ -98,7 +103,8 @@ def render(result: SweepResult) -> RenderableType:
             f"zero variance {percent(account.base_rate.value)}."
         ),
     ]
-    parts += [_signal_table(result), *_notes(result)] if result.ranked else []
+    if result.ranked and result.verdict is not SweepVerdict.ONE_CLASS:
+        parts += [_signal_table(result), *_notes(result)]
     if result.grid.is_single:
         tried = result.rules[0] if result.rules else None
         title = "This gate, replayed" if tried is None else f"{tried.name}, replayed"
@@ -147,12 +153,18 @@ def _notes(result: SweepResult) -> list[RenderableType]:
 def _rule_table(result: SweepResult) -> RenderableType:
     worth_it = [rule for rule in result.front if round(_efficiency(rule), 2) > 1]
     front = sorted(worth_it, key=_efficiency, reverse=True)[:_MOST_RULES]
+    if not result.rules:
+        return Text("No rule cuts anything.\n")
     if not front:
-        return Text(
-            f"None of {len(result.rules):,} rules that cut anything is worth more than fresh prompts "
-            "(efficiency above 1).\n"
+        found = len(result.rules)
+        none = (
+            "The one rule that cuts anything is not"
+            if found == 1
+            else f"None of {found:,} rules that cut anything is"
         )
-    shown = table(f"Most efficient of the Pareto front of {len(result.rules):,} rules", "rule", *_WORTH)
+        return Text(f"{none} worth more than fresh prompts (efficiency above 1).\n")
+    title = f"Most efficient of the Pareto front of {len(result.rules):,} rules"
+    shown = table(title, "rule", *_worth_columns(result.nothing))
     for rule in sorted(front, key=lambda rule: rule.accounting.loss.value or 0.0):
         shown.add_row(rule.name, *_worth(rule.accounting))
     best = percent(result.nothing.oracle_saved)
@@ -165,7 +177,8 @@ def _history_table(history: HistoryStudy) -> RenderableType:
     held = "" if area.interval is None else f" ({area.interval.low:.2f} to {area.interval.high:.2f})"
     value = "unknown" if area.value is None else f"{area.value:.2f}{held}"
     title = f"The prompts' own past: AUROC {value} among {history.with_past:,} groups that came again"
-    shown = table(title, "rule", *_WORTH)
+    accounts = [rule.accounting for rule in history.rules]
+    shown = table(title, "rule", *_worth_columns(*accounts[:1]))
     for rule in history.rules:
         shown.add_row(rule.name, *_worth(rule.accounting))
     gate = history.gate
@@ -173,10 +186,17 @@ def _history_table(history: HistoryStudy) -> RenderableType:
     return Group(shown, Text(f"{plain}Groups are skipped with probability {SKIP_PROBABILITY:g}.\n"))
 
 
+def _worth_columns(*accounts: Accounting) -> tuple[str, ...]:
+    priced = any(account.prices is not None for account in accounts)
+    return (*_WORTH, *(_MONEY if priced else ()))
+
+
 def _worth(account: Accounting) -> tuple[str, ...]:
     efficiency = "unknown" if account.efficiency is None else f"{account.efficiency:.2f}"
     counts = number(account.right), number(account.wrong)
-    return (*counts, percent(account.loss.value), percent(account.saved), efficiency)
+    money = account.money
+    unspent = () if money is None else (money_text(money.lossless), money_text(money.lossy))
+    return (*counts, percent(account.loss.value), percent(account.saved), efficiency, *unspent)
 
 
 def _next(result: SweepResult) -> list[RenderableType]:

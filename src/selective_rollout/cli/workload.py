@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,20 @@ def tasks_of(path: Path | None, environment: str, household: HouseholdTasks) -> 
     if environment != "household":
         raise ConfigError("name a tasks file (JSONL); only --env household makes its own tasks")
     return household_tasks(household.count, household.seed, household.workload, household.epochs)
+
+
+def shared_prompts(tasks: Iterable[Task]) -> str | None:
+    """What to say of tasks that share a prompt under different ids; None: of none."""
+    ids: dict[str, set[str]] = {}
+    for task in tasks:
+        ids.setdefault(task.prompt, set()).add(task.id)
+    sharing = sum(len(same) for same in ids.values() if len(same) > 1)
+    if not sharing:
+        return None
+    return (
+        f"{sharing} tasks share a prompt but not an id, and will count as independent: give the tasks of one "
+        'prompt one "id"'
+    )
 
 
 def environment_of(name: str) -> EnvironmentFactory:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from selective_rollout.analysis.audited import audit_counts, renew, seen_of
+from selective_rollout.analysis.audited import audit_counts, renew
 from selective_rollout.errors import ConfigError
 from selective_rollout.gate.audit import Seen
 from selective_rollout.gate.certificate import Certificate, Stratum
@@ -18,6 +18,7 @@ from selective_rollout.gate.score import TwoSidedScore
 from selective_rollout.trace.group_log import GroupLog
 from selective_rollout.trace.reader import RecordedGroup, read_groups
 from selective_rollout.trace.recorder import Recorder
+from selective_rollout.trace.seen import seen_of
 
 RULE = GateConfig(start_step=2, tau=0.3)
 CERTIFICATE = Certificate(RULE, 0.2, 0.05, 60, 2, 20, 100, "0.1:0.3:0.1", 0.4, 0)

@@ -14,8 +14,10 @@ import pytest
 
 from selective_rollout.analysis.calibrate import SCORE_GRID, Calibration, calibrate
 from selective_rollout.analysis.certify import Question, Verdict
+from selective_rollout.analysis.inference import survivor_agrees
 from selective_rollout.analysis.sample import Collector, Sample, collect
 from selective_rollout.analysis.split import Split
+from selective_rollout.analysis.verdicts import explain
 from selective_rollout.errors import ConfigError
 from selective_rollout.gate.certificate import Workload
 from selective_rollout.gate.config import GateConfig
@@ -83,7 +85,7 @@ class TestSample:
         made = group(["aabb", "aaabbbbb", "aaabbbb"], [0.0, 1.0, 0.0])
         [entry] = sample_of([made], [rule]).certify
         [unit] = entry.units
-        assert not unit.zero_variance
+        assert not unit.harmless
         for tau in (0.05, 0.2, 0.23, 0.5, 1.0):
             gate = GroupGate(replace(rule, tau=tau), 3)
             for rollout in made.rollouts:
@@ -291,6 +293,94 @@ class TestScore:
         rules = [replace(RULE, start_step=k) for k in steps]
         with pytest.raises(ConfigError, match=message):
             run(futile(50), rules, split, fit=True, features=self.FEATURES)
+
+
+def voters(n: int, seed: int = 0, *, informative: bool = True) -> Iterator[Group]:
+    """Groups of five without rewards: those that act alike answer alike, if the distance informs."""
+    rng = random.Random(seed)
+    for i in range(n):
+        converged = rng.random() < 0.4
+        rows = ["aaaaaa"] * 5 if converged else ["".join(rng.choices("abcdef", k=6)) for _ in range(5)]
+        right = 0.97 if converged and informative else 0.65
+        made = group(rows, [None] * 5, id=f"v{seed}-{i}")
+        answers = ["x" if rng.random() < right else rng.choice("yz") for _ in range(5)]
+        members = (replace(r, answer=a) for r, a in zip(made.rollouts, answers, strict=True))
+        yield replace(made, rollouts=tuple(members))
+
+
+class TestAnswerRisk:
+    SURVIVOR = replace(RULE, outcome="survivor")
+    QUESTION = Question(risk="answer")
+
+    def run(self, groups: Iterable[Group], split: Split = ALL, **options: Any) -> Calibration:
+        sample = sample_of(groups, [self.SURVIVOR], split, risk="answer", **options)
+        return calibrate(sample, [self.SURVIVOR], self.QUESTION)
+
+    def test_it_is_taken_over_all_tasks_whose_full_vote_is_known(self) -> None:
+        groups = list(voters(400))
+        result = self.run(groups)
+        known = [made for made in groups if survivor_agrees(made) is not None]
+        cut = [made for made in known if len({rollout.actions for rollout in made.rollouts}) == 1]
+        differ = [made for made in cut if not survivor_agrees(made)]
+        finding, made = result.chosen, result.certificate
+        assert result.verdict is Verdict.CERTIFIED
+        assert (finding.groups, finding.cuts, finding.false_cuts) == (len(known), len(cut), len(differ))
+        assert (finding.n_signal, finding.trials, finding.efficiency) == (None, len(known), None)
+        assert finding.base_rate == sum(map(survivor_agrees, known)) / len(known)
+        assert made is not None
+        assert (made.risk, made.n_signal, made.rule.outcome) == ("answer", None, "survivor")
+        assert finding.bound == made.bound <= 0.1
+        assert "at most 0.1 of all groups are cut and answered differently" in explain(finding, self.QUESTION)
+
+    def test_the_survivors_own_steps_are_not_saved(self) -> None:
+        finding = self.run(voters(400)).chosen
+        assert finding.cuts is not None
+        assert (finding.lossless_steps or 0) + (finding.lossy_steps or 0) == finding.cuts * 4 * 3
+
+    def test_it_takes_the_same_split_and_one_group_of_each_task(self) -> None:
+        groups = [replace(made, task_id=f"t{i % 150}") for i, made in enumerate(voters(450))]
+        result = self.run(groups, Split(0.4))
+        certifying = {f"t{i}" for i in range(150) if Split(0.4).part(f"t{i}") == "certify"}
+        assert result.chosen.groups == len(certifying)
+
+    def test_distances_that_say_nothing_are_off(self) -> None:
+        result = self.run(voters(400, informative=False))
+        assert result.verdict is Verdict.NO_BETTER_THAN_CHANCE
+        assert "by the exact rule" in explain(result.chosen, self.QUESTION)
+
+    def test_survivors_that_always_agree_need_no_gate(self) -> None:
+        made = [replace(g, rollouts=tuple(replace(r, answer="x") for r in g.rollouts)) for g in voters(100)]
+        result = self.run(made)
+        assert result.verdict is Verdict.CERTIFIED_BUT_USELESS
+        assert "fewer rollouts for every group would do" in explain(result.chosen, self.QUESTION)
+
+    def test_too_few_say_how_many_are_needed(self) -> None:
+        result = self.run(voters(20))
+        assert result.verdict is not Verdict.CERTIFIED
+        assert result.chosen.needed_min == 29
+
+    def test_votes_that_are_not_known_are_left_out_and_said(self) -> None:
+        silent = [replace(g, rollouts=tuple(replace(r, answer=None) for r in g.rollouts)) for g in voters(3)]
+        sample = sample_of([*silent, *voters(50, 1)], [self.SURVIVOR], risk="answer")
+        assert (sample.unknown, len(sample.certify)) == (3, 50)
+        assert "3 of 53 groups left out: their full vote is not known" in sample.warnings
+        with pytest.raises(ConfigError, match="record more groups, with answers"):
+            self.run(silent)
+
+    def test_nothing_but_survivors_can_be_asked(self) -> None:
+        with pytest.raises(ConfigError, match="the rule's outcome must be survivor"):
+            Collector([RULE], ALL, risk="answer")
+        sample = sample_of(voters(50), [self.SURVIVOR], Split(0.4), risk="answer")
+        with pytest.raises(ConfigError, match="a score is fitted to rewards"):
+            calibrate(sample, [self.SURVIVOR], self.QUESTION, fit=True)
+
+    def test_what_is_certified_on_answers_cuts_a_subset_at_lower_taus(self) -> None:
+        units = [entry.units[0] for entry in sample_of(voters(200), [self.SURVIVOR], risk="answer").certify]
+        harm = [
+            sum(unit.saved(tau) is not None and not unit.harmless for unit in units)
+            for tau in self.QUESTION.taus
+        ]
+        assert harm == sorted(harm)
 
 
 @pytest.fixture(scope="module")

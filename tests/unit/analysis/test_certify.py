@@ -194,7 +194,7 @@ class TestScoresFile:
         rows = [header, "a,10,0.1,True,x", "b,10,,0,x", "c,10,0.2,,x", "d,5,9,1,x", ""]
         made, unknown = read_scores(self.write(tmp_path, "\n".join(rows)), 10)
         assert unknown == 1
-        assert [(unit.task_id, unit.zero_variance, unit.smallest_tau) for unit in made] == [
+        assert [(unit.task_id, unit.harmless, unit.smallest_tau) for unit in made] == [
             ("a", True, 0.1),
             ("b", False, None),
         ]

@@ -6,6 +6,7 @@ import csv
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from selective_rollout.analysis.fit_score import Example, fit_score
 from selective_rollout.analysis.logistic import SideWeights, fit_sides
 from selective_rollout.errors import ConfigError
 from selective_rollout.gate.priors import fit_beta_prior
+from selective_rollout.stats import Interval
 
 
 def penalised_loss(
@@ -177,6 +179,11 @@ class TestFit:
         one_kind = [example for example in two_sided(80) if example.outcome == "mixed"]
         with pytest.raises(ConfigError, match="signal-bearing and zero-variance groups"):
             fit_score(one_kind, features=FEATURES)
+
+    def test_what_is_worse_than_a_coin_is_not_recommended_for_beating_something_worse(self) -> None:
+        fit = fit_score(two_sided(150), features=FEATURES)
+        assert fit.recommended
+        assert not replace(fit, auroc=0.375, best_single_auroc=0.09, gain=Interval(0.1, 0.4)).recommended
 
     def test_little_data_is_pointed_out(self) -> None:
         assert "plan 300 labelled groups" in fit_score(two_sided(120), features=FEATURES).warnings[0]

@@ -121,10 +121,37 @@ class TestTraces:
         assert isinstance(result.exception, ConfigError)
         assert "a sweep has looked at all of its tasks" in str(result.exception)
 
+    def test_answers_at_risk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        rng = random.Random(3)
+        with Recorder("votes/trace.jsonl") as recorder:
+            for i in range(300):
+                alike = rng.random() < 0.4
+                with recorder.group(f"v{i}", 5) as group:
+                    for member in range(5):
+                        for _ in range(5):
+                            group.step(member, "a" if alike else rng.choice("abcdef"))
+                        group.finish(member, answer="x" if rng.random() < (0.98 if alike else 0.6) else "y")
+        result = invoke("votes", *STEP, "--risk", "answer")
+        assert result.exception is None, result.exception
+        assert result.stdout.startswith("On: with tau 0.3 at step 2 at most 0.1 of all groups are cut and")
+        assert "survivor agrees (base rate)" in result.stdout
+        assert "efficiency" not in result.stdout
+        rule, certificate = read_gate_file(Path("gate.toml"))
+        assert rule.outcome == "survivor"
+        assert certificate is not None
+        assert (certificate.risk, certificate.n_signal) == ("answer", None)
+        found = document("votes", *STEP, "--risk", "answer")
+        assert (found["risk"], found["n_signal"]) == ("answer", None)
+        refused = invoke("votes", "--renew", "gate.toml", "--audit-rate", 0.5)
+        assert "a certificate over answers has to be made anew" in str(refused.exception)
+
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
             ((), "name a trace"),
+            (("run", "--risk", "answer", "--outcome", "drop"), "the rule's outcome must be survivor"),
+            (("--scores", "x.csv", "--risk", "answer"), "--scores holds no answers"),
             (("run", "--scores", "x.csv"), "traces or --scores, not both"),
             (("run", "--grid", "x"), "grid 'x' holds something that is no number"),
             (("run", "--choose-share", "1"), r"split: the share"),

@@ -89,3 +89,20 @@ def test_an_existing_trace_is_kept(
     assert call(monkeypatch, "import", "generic", "mine.jsonl") == 2
     assert "exists already" in capsys.readouterr().err
     assert Path("mine.trace.jsonl").read_bytes() == before
+
+
+def test_groups_of_one_prompt_are_noticed_when_they_are_calibrated_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    records = [
+        {"group_id": f"img{g}", "prompt": "Describe.", "actions": [f"look {m}"], "reward": m * g % 2}
+        for g in range(20)
+        for m in range(3)
+    ]
+    Path("mine.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert call(monkeypatch, "import", "generic", "mine.jsonl") == 0
+    assert "Describe" not in Path("mine.trace.jsonl").read_text()
+    capsys.readouterr()
+    assert call(monkeypatch, "calibrate", "mine.trace.jsonl", "--no-split") == 0
+    assert "warning: 19 groups share a prompt but not a task id" in capsys.readouterr().err.replace("\n", " ")

@@ -18,6 +18,9 @@ import pytest
 
 from selective_rollout.cli.main import main
 from selective_rollout.errors import MissingExtraError
+from selective_rollout.gate.certificate import Certificate, Stratum
+from selective_rollout.gate.config import GateConfig
+from selective_rollout.gate.gate_file import write_gate_file
 from selective_rollout.testing import LoopbackServer, TutorialBrain
 from selective_rollout.trace.reader import read_groups
 
@@ -188,6 +191,48 @@ class TestRun:
         assert "audit: alarm at e-value 20" in done.err
         assert json.loads(done.out)["cut"] >= 1
 
+    def test_each_stratum_is_gated_by_its_own_threshold(self, invoke: Invoke) -> None:
+        strata = (Stratum("clean", 0.3, 40, 0, 20, 60), Stratum("cool", 0.05, 40, 0, 5, 60))
+        certificate = Certificate(
+            *(GateConfig(tau=0.3), 0.2, 0.05, 80, 0, 25, 120, "0.05:0.50:0.05", 0.4, 0),
+            chains=2,
+            stratum_key="type",
+            strata=strata,
+        )
+        write_gate_file(Path("gate.toml"), certificate)
+        enforce = (*SIMULATED, "40", "--mode", "enforce", "--gate", "gate.toml")
+        done = invoke(*enforce, "--name", "own")
+        assert done.code == 0, done.err
+        taus: dict[str, set[float | None]] = {}
+        cut = set()
+        for group in read_groups("runs/own"):
+            kind = group.group.metadata["type"]
+            taus.setdefault(kind, set()).add(group.begin.tau)
+            assert {decision.tau for decision in group.decisions} <= taus[kind]
+            if group.end is not None and group.end.cut_at is not None:
+                cut.add(kind)
+        assert taus == {"clean": {0.3}, "cool": {0.05}, "move": {0.0}, "heat": {0.0}}
+        assert cut
+        assert cut <= {"clean", "cool"}
+        assert "the gate is off for" in done.err
+        assert "their 'type' is missing or not certified (certified: clean, cool)" in done.err.replace(
+            "\n", " "
+        )
+        invoke(*enforce, "--tau", "0.1", "--name", "lower")
+        kinds = {group.group.metadata["type"]: group.begin.tau for group in read_groups("runs/lower")}
+        assert kinds == {"clean": 0.1, "cool": 0.05, "move": 0.0, "heat": 0.0}
+
+    def test_tasks_that_share_a_prompt_under_different_ids_are_told(self, invoke: Invoke) -> None:
+        Path("t.jsonl").write_text('{"prompt": "same"}\n' * 2 + '{"prompt": "other"}\n')
+        with LoopbackServer(TutorialBrain(steps=2)) as server:
+            endpoint = ("--base-url", server.base_url, "--model", server.model)
+            done = invoke(
+                *("run", "t.jsonl", *endpoint, "--api-key", server.api_key or "", "--group-size", "2"),
+                *("--max-steps", "2", "--start-step", "1"),
+            )
+        assert done.code == 0, done.err
+        assert "warning: 2 tasks share a prompt but not an id" in done.err
+
     def test_a_resumed_run_counts_the_groups_of_its_first_part(self, invoke: Invoke) -> None:
         before = json.loads(invoke(*SIMULATED, "5", "--name", "x", "--json").out)
         again = json.loads(invoke(*SIMULATED, "5", "--name", "x", "--resume", "--json").out)
@@ -266,7 +311,7 @@ class TestDoctor:
     def test_a_dead_endpoint_fails_the_check(self, invoke: Invoke) -> None:
         done = invoke("doctor", "--base-url", "http://127.0.0.1:9/v1", "--model", "m")
         assert done.code == 1
-        assert "Not usable" in done.out
+        assert "Not fit for gating: reachable" in done.out
 
 
 def test_bench_counts_one_observe_run_and_shows_the_enforced_one_beside_it(invoke: Invoke) -> None:

@@ -13,6 +13,7 @@ import pytest
 from selective_rollout.cli.report import report
 from selective_rollout.errors import ConfigError, SelectiveRolloutError, TraceError
 from selective_rollout.trace.recorder import Recorder
+from selective_rollout.types import Usage
 
 
 class Done(NamedTuple):
@@ -67,6 +68,41 @@ def test_it_prints_the_waste_and_leaves_a_page_beside_the_trace(invoke: Invoke) 
     assert "21 of 24 labelled groups ended with equal rewards" in done.out
     names = sorted(path.name for path in Path("run/report").iterdir())
     assert names == ["distance.png", "report.html", "report.json"]
+
+
+def test_it_says_what_stopping_a_vote_early_would_save(invoke: Invoke) -> None:
+    done = invoke("run", "--outcome", "survivor")
+    rows = [" ".join(line.split()) for line in done.out.splitlines()]
+    assert "If the vote stops early" in rows
+    assert "no gate 0 of 24 0 of 576 0 of unknown 1.00" in rows
+    assert "survivor, lossless 24 48 (8.3%) unknown 1.00" in rows
+    assert "exact rule, in two waves 0 0 (0.0%) 0 1.00" in rows
+    document = json.loads(Path("run/report/report.json").read_text())
+    assert document["answers"]["no_gate"]["steps"] == 576
+    assert "money" not in done.out
+
+
+def test_with_prices_money_stands_beside_tokens(invoke: Invoke) -> None:
+    with Recorder(Path("priced/trace.jsonl")) as recorder:
+        usage = Usage(prompt=1_000, cached=600, completion=100, source="server")
+        for i in range(10):
+            with recorder.group(f"g{i}", size=3) as group:
+                for index in range(3):
+                    for _ in range(12):
+                        group.step(index, "go", usage=usage)
+                    group.finish(index, reward=float(index if i < 5 else 0), answer="x")
+    prices = ("--price-prompt", "2", "--price-completion", "8", "--price-cached", "0.5")
+    done = invoke("priced", *prices)
+    rows = [" ".join(line.split()) for line in done.out.splitlines()]
+    assert "spent: tokens generated / money 36,000 / 0.684" in rows
+    assert "not spent, lossless 3,000 / 0.057" in rows
+    assert "not spent, lossy 3,000 / 0.057" in rows
+    assert "exact rule, one at a time 10 120 (33.3%) 12,000 0.228 2.00" in rows
+    document = json.loads(Path("priced/report/report.json").read_text())
+    assert document["gates"][0]["accounting"]["money"]["spent"] == pytest.approx(0.684)
+    page = Path("priced/report/report.html").read_text()
+    assert "money not spent, lossless" in page
+    assert "unknown" in invoke("run", *prices).out, "tokens that nobody counted cost an unknown sum"
 
 
 def test_json_is_exactly_one_document_and_the_one_on_file(invoke: Invoke) -> None:
@@ -132,6 +168,12 @@ def test_a_sweep_is_drawn(invoke: Invoke) -> None:
         (("run", "--tau", "2"), ConfigError, "gate.tau must be a number in"),
         (("run", "--gate", "g.toml", "--tau", "0.2"), ConfigError, "leave out --tau"),
         (("run", "--gate", "none.toml"), ConfigError, "none.toml: cannot read the gate"),
+        (("run", "--price-prompt", "1"), ConfigError, "money needs both --price-prompt and --price-compl"),
+        (
+            ("run", "--price-prompt", "-1", "--price-completion", "1"),
+            ConfigError,
+            "price of prompt tokens must be a number from 0 up",
+        ),
         (("run", "--sweep", "g.toml"), ConfigError, "g.toml: cannot read the sweep"),
         (("run", "--sweep", "empty.json"), ConfigError, "empty.json: no sweep to draw"),
         (("run", "--out", "g.toml"), ConfigError, "cannot write the report there"),

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from selective_rollout.cli.sweep import sweep
 from selective_rollout.errors import ConfigError, TraceError
 from selective_rollout.trace.recorder import Recorder
+from selective_rollout.types import Usage
 
 FEW = ("--start-step", "2", "--tau", "0.1,0.3", "--signal", "distance", "--signal", "repeat_rate")
 
@@ -53,6 +54,29 @@ def test_people_read_verdict_signals_rules_and_history(trace: Path) -> None:
     assert "MB/s" in result.stderr
 
 
+def test_with_prices_every_rule_has_its_money(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "t.jsonl") as recorder:
+        for task in range(24):
+            with recorder.group(f"g{task}", 2) as group:
+                for rollout in range(2):
+                    for step in range(4):
+                        usage = Usage(prompt=1_000_000, completion=0, source="server")
+                        group.step(rollout, f"a{step}" if task % 2 else f"a{step} of {rollout}", usage=usage)
+                    group.finish(rollout, float(task % 2 == 0 and rollout))
+    prices = ("--price-prompt", 0.5, "--price-completion", 0)
+    result = invoke(tmp_path / "t.jsonl", "--all", *FEW, *prices)
+    assert "unspent, lossless" in result.stdout
+    document = json.loads(invoke(tmp_path / "t.jsonl", "--all", *FEW, *prices, "--json").stdout)
+    [rule] = [rule for rule in document["rules"] if rule["name"] == "distance < 0.1 at 2"]
+    assert rule["money"] == {
+        "spent": 24 * 2 * 4 * 0.5,
+        "lossless_not_spent": 12 * 2 * 2 * 0.5,
+        "lossy_not_spent": 0.0,
+        "unlabelled_not_spent": 0.0,
+    }
+    assert document["no_gate"]["money"]["spent"] == 96.0
+
+
 def test_programs_read_one_document(trace: Path, tmp_path: Path) -> None:
     result = invoke(trace, "--json", *FEW, "--check-every", "once", "--out", tmp_path / "out")
     document = json.loads(result.stdout)
@@ -85,6 +109,25 @@ def test_wrong_options_are_named(trace: Path, arguments: tuple[str, ...], words:
     with pytest.raises(ConfigError, match=words):
         invoke(trace, *arguments)
     assert not trace.with_name("t.jsonl.swept").exists(), "nothing was looked at"
+
+
+def test_a_check_behind_the_end_of_all_rollouts_is_pointed_out(trace: Path) -> None:
+    result = invoke(trace, "--all", "--start-step", "2", "--start-step", "4", "--start-step", "9")
+    assert "no rollout goes beyond step 4, 9: a check there saves nothing" in " ".join(result.stderr.split())
+    result = invoke(trace, "--all", "--start-step", "9", "--signal", "distance")
+    assert "No rule cuts anything." in result.stdout
+
+
+def test_with_one_kind_of_group_there_is_no_table_of_unknowns(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "t.jsonl") as recorder:
+        for task in range(3):
+            with recorder.group(f"g{task}", 2) as group:
+                for rollout in range(2):
+                    group.step(rollout, "a")
+                    group.finish(rollout, float(rollout))
+    result = invoke(tmp_path / "t.jsonl", "--all", *FEW)
+    assert "with one kind only there is nothing to tell apart" in " ".join(result.stdout.split())
+    assert "AUROC" not in result.stdout
 
 
 def test_an_older_sweep_is_not_overwritten(trace: Path, tmp_path: Path) -> None:

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from selective_rollout.analysis.prices import Prices
 from selective_rollout.analysis.replay import replay
 from selective_rollout.analysis.report.enforced import Enforced
 from selective_rollout.analysis.report.population import Basis, NamedGate, Population
 from selective_rollout.analysis.report.quantities import Quantity
 from selective_rollout.analysis.report.rows import GroupRow, group_row, group_tree, is_selected
 from selective_rollout.analysis.report.sample import BoundedSample
-from selective_rollout.analysis.report.timeline import Timeline, can_serve, timeline
+from selective_rollout.analysis.report.timeline import Timeline, can_serve, timelines
 from selective_rollout.analysis.report.tree import Branch
 from selective_rollout.errors import ConfigError
 from selective_rollout.gate.config import GateConfig
@@ -36,6 +37,8 @@ MOST_TREES: Final = 1_000
 """Groups whose actions are embedded."""
 MOST_CELLS: Final = 200_000
 """Actions embedded in all."""
+_BATCH_STEPS: Final = 20_000
+"""Steps of the groups worked on together."""
 
 
 @dataclass(slots=True)
@@ -59,6 +62,8 @@ class Overview:
     sampling_unknown: int = 0
     """Groups that declare nothing about their sampling."""
     steps: int = 0
+    estimated_steps: int = 0
+    """Steps whose tokens were estimated: neither the server nor the client counted them."""
     lost_tokens: int = 0
     """Completion tokens that became no step."""
     abandoned_tokens: int = 0
@@ -80,6 +85,9 @@ class Overview:
         self.abandoned_tokens += recorded.abandoned
         for rollout in group.rollouts:
             self.steps += len(rollout.steps)
+            self.estimated_steps += sum(
+                step.usage is not None and step.usage.source == "estimated" for step in rollout.steps
+            )
             self.statuses[rollout.status.value] += 1
             if rollout.status is RolloutStatus.FAILED:
                 self.failures[rollout.failure.kind if rollout.failure is not None else "unknown"] += 1
@@ -98,6 +106,7 @@ class Overview:
             "rollouts": dict(sorted(self.statuses.items())),
             "failures": dict(sorted(self.failures.items())),
             "steps": self.steps,
+            "steps_of_estimated_tokens": self.estimated_steps,
             "lost_tokens": self.lost_tokens,
             "abandoned_tokens": self.abandoned_tokens,
         }
@@ -151,7 +160,7 @@ class ReportData:
                 }
                 for i, gate in enumerate(self.gates)
             ],
-            "answers": population.answers.to_dict() if population.answers.groups else None,
+            "answers": population.answers.to_dict() if population.answers.seen else None,
             "enforced": None if self.enforced is None else self.enforced.to_dict(),
         }
 
@@ -163,6 +172,7 @@ def collect(
     on_group: Callable[[int], None] | None = None,
     most_rows: int = MOST_ROWS,
     most_trees: int = MOST_TREES,
+    prices: Prices | None = None,
 ) -> ReportData:
     """Read traces once and add up what a report says.
 
@@ -172,6 +182,7 @@ def collect(
         on_group: called with the number of bytes read so far, after each group.
         most_rows: groups kept for the list on the page.
         most_trees: groups kept with their actions.
+        prices: what tokens cost, if money is to be shown.
 
     Raises:
         TraceError: a trace cannot be read, or holds no group.
@@ -179,7 +190,7 @@ def collect(
     """
     if not gates:
         raise ConfigError("report: name at least one gate to account for")
-    collector = _Collector(tuple(gates), most_rows, most_trees)
+    collector = _Collector(tuple(gates), most_rows, most_trees, prices)
     report = ReadReport()
     for recorded in read_groups(paths, report=report):
         collector.add(recorded)
@@ -190,14 +201,28 @@ def collect(
     return collector.data(tuple(map(str, paths)), _headers(paths), report)
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A group that has been read, with what its prompt's past said at that time."""
+
+    recorded: RecordedGroup
+    label: GroupLabel
+    history: Sequence[float] | None
+    history_p: float | None
+
+
 class _Collector:
-    def __init__(self, gates: tuple[NamedGate, ...], most_rows: int, most_trees: int) -> None:
+    def __init__(
+        self, gates: tuple[NamedGate, ...], most_rows: int, most_trees: int, prices: Prices | None
+    ) -> None:
         self.overview = Overview()
         self._gates = gates
-        self._untouched = Population(gates)
-        self._kept = Population(gates)
-        self._enforced = Enforced()
+        self._untouched = Population(gates, prices)
+        self._kept = Population(gates, prices)
+        self._enforced = Enforced(prices)
         self._history = PromptHistory()
+        self._pending: list[_Waiting] = []
+        self._pending_steps = 0
         self._rows: BoundedSample[GroupRow] = BoundedSample(most_rows)
         self._cut_rows: BoundedSample[GroupRow] = BoundedSample(MOST_EXTRA_ROWS)
         self._trees: BoundedSample[tuple[str, Branch]] = BoundedSample(most_trees, MOST_CELLS)
@@ -206,18 +231,28 @@ class _Collector:
         group = recorded.group
         label = group_label(group)
         self.overview.add(recorded, label)
-        history = self._history_of(recorded)
-        line = timeline(group, self._gates[0].rule, history)
-        cuts = tuple(self._cut_at(gate.rule, group, line, history) for gate in self._gates)
+        self._pending.append(_Waiting(recorded, label, self._history_of(recorded), self._history_p_of(group)))
+        self._pending_steps += sum(len(rollout.steps) for rollout in group.rollouts)
         if recorded.begin.mode == "enforce" and recorded.end is not None:
             self._enforced.add(recorded, label)
         if recorded.end is not None and not label.cut:
-            self._population_of(recorded).add(group, label, cuts)
             rewards = [rollout.reward for rollout in group.rollouts]
             self._history.record(group.task_id, group.id, rewards)
-        self._keep(recorded, label, line, cuts)
+        if self._pending_steps > _BATCH_STEPS:
+            self._work_off()
+
+    def _work_off(self) -> None:
+        waiting, self._pending, self._pending_steps = self._pending, [], 0
+        groups = [each.recorded.group for each in waiting]
+        lines = timelines(groups, self._gates[0].rule, [each.history for each in waiting])
+        for each, line in zip(waiting, lines, strict=True):
+            cuts = tuple(self._cut_at(gate.rule, each, line) for gate in self._gates)
+            if each.recorded.end is not None and not each.label.cut:
+                self._population_of(each.recorded).add(each.recorded.group, each.label, cuts)
+            self._keep(each.recorded, each.label, line, cuts)
 
     def data(self, sources: tuple[str, ...], headers: Any, report: ReadReport) -> ReportData:
+        self._work_off()
         basis: Basis = "untouched" if self._untouched.groups or not self._kept.groups else "kept"
         rows = tuple(self._rows.items())
         drawn = {row.id for row in rows}
@@ -247,15 +282,17 @@ class _Collector:
             return recorded.begin.history
         return self._history.last(recorded.group.task_id, needed) if needed else None
 
-    def _cut_at(
-        self, rule: GateConfig, group: Group, line: Timeline, history: Sequence[float] | None
-    ) -> int | None:
+    def _history_p_of(self, group: Group) -> float | None:
+        scores = [gate.rule.score for gate in self._gates if gate.rule.score is not None]
+        if not any(score.reads_history for score in scores):
+            return None
+        return self._history.p_zero_variance(group.task_id, group.size)
+
+    def _cut_at(self, rule: GateConfig, each: _Waiting, line: Timeline) -> int | None:
         if line.whole and can_serve(rule, self._gates[0].rule):
             return line.fires_at(rule)
-        score = rule.score
-        reads_history = score is not None and "history_p_zero_variance" in score.features
-        history_p = self._history.p_zero_variance(group.task_id, group.size) if reads_history else None
-        return replay(group, rule, history=history, history_p=history_p).fires_at(rule.tau)
+        replayed = replay(each.recorded.group, rule, history=each.history, history_p=each.history_p)
+        return replayed.fires_at(rule.tau)
 
     def _keep(
         self,
@@ -266,10 +303,11 @@ class _Collector:
     ) -> None:
         group = recorded.group
         rank = _rank(label, cuts)
-        row = group_row(recorded, label, line, cuts)
-        self._rows.offer(0, group.id, row)
-        if rank < 2:
-            self._cut_rows.offer(rank, group.id, row)
+        if self._rows.would_keep(0, group.id) or rank < 2:
+            row = group_row(recorded, label, line, cuts)
+            self._rows.offer(0, group.id, row)
+            if rank < 2:
+                self._cut_rows.offer(rank, group.id, row)
         if self._trees.would_keep(rank, group.id):
             tree = group_tree(group)
             self._trees.offer(rank, group.id, (group.id, tree), cost=tree.size)

@@ -11,14 +11,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from selective_rollout.analysis.report.inference import survivor_of
-from selective_rollout.analysis.report.population import steps_after
+from selective_rollout.analysis.accounting import Amount, survivor_of
+from selective_rollout.analysis.prices import Prices
 from selective_rollout.analysis.report.quantities import Quantity, Sums, TaskBootstrap
 from selective_rollout.gate.audit import AuditCounts, AuditedRate
 from selective_rollout.rewards import GroupLabel
 from selective_rollout.trace.reader import RecordedGroup
 
-_PARTS: Final = ("audited", "lossless", "lossy", "lossless_of_survivor", "lossy_of_survivor")
+_PARTS: Final = (
+    "audited",
+    *(
+        f"{part}{unit}{whose}"
+        for part in ("lossless", "lossy")
+        for unit in ("", "_money")
+        for whose in ("", "_of_survivor")
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +45,8 @@ class AuditEstimates:
     """Steps that the cuts left ungenerated in zero-variance groups."""
     lossy: Quantity
     """The same in signal-bearing groups."""
+    money: tuple[Quantity, Quantity] | None
+    """What the two would have cost; None without prices, or if a count that matters is unknown."""
 
     def to_dict(self) -> dict[str, object]:
         """Plain data for JSON output."""
@@ -47,6 +57,9 @@ class AuditEstimates:
             "wrong_cut_share": _rate_dict(self.wrong_cut_share),
             "steps_not_generated_lossless": self.lossless.to_dict(),
             "steps_not_generated_lossy": self.lossy.to_dict(),
+            "money_not_spent": None
+            if self.money is None
+            else {quantity.name: quantity.to_dict() for quantity in self.money},
         }
 
 
@@ -54,15 +67,15 @@ class AuditEstimates:
 class Enforced:
     """Running totals over the groups that ran in enforce mode. Everything here was measured."""
 
+    prices: Prices | None = None
     groups: int = 0
     cuts: Counter[str] = field(default_factory=Counter)
     """Groups that were stopped, by what became of them: drop, survivor, vote."""
     drawn: int = 0
     """Groups drawn for an audit."""
     late_vetoes: int = 0
-    steps: int = 0
-    tokens: int = 0
-    steps_of_unknown_tokens: int = 0
+    spent: Amount = field(default_factory=Amount)
+    """All that was generated in groups that have ended."""
     overrun: int = 0
     """Completion tokens that arrived after the cut."""
     rules: Counter[str] = field(default_factory=Counter)
@@ -73,6 +86,8 @@ class Enforced:
     """Audited would-be cuts by zero variance."""
     resampled: TaskBootstrap = field(default_factory=lambda: TaskBootstrap(_PARTS))
     after: Counter[str] = field(default_factory=Counter)
+    is_priced: bool = True
+    """Whether the cost of every audited would-be cut is known."""
 
     def add(self, recorded: RecordedGroup, label: GroupLabel) -> None:
         """Book one group of an enforcing run that has ended."""
@@ -85,12 +100,7 @@ class Enforced:
         self.rules[begin.gate or "unknown"] += 1
         if end.outcome is not None:
             self.cuts[end.outcome] += 1
-        for step in (step for rollout in recorded.group.rollouts for step in rollout.steps):
-            self.steps += 1
-            if step.usage is None or step.usage.completion is None:
-                self.steps_of_unknown_tokens += 1
-            else:
-                self.tokens += step.usage.completion
+        self.spent.add(recorded.group, 0)
         audited_cut = end.would_cut_at if begin.audit and not end.late_veto else None
         if audited_cut is not None:
             self._add_audited(recorded, label, audited_cut)
@@ -99,13 +109,18 @@ class Enforced:
 
     def _add_audited(self, recorded: RecordedGroup, label: GroupLabel, cut_at: int) -> None:
         self.audited[label.zero_variance] += 1
-        values = {"audited": 1}
+        values: dict[str, float] = {"audited": 1}
         if label.zero_variance is not None:
             part = "lossless" if label.zero_variance else "lossy"
-            values[part] = steps_after(recorded.group, cut_at)
-            survivor = survivor_of(recorded.group, cut_at)
-            own = 0 if survivor is None else len(survivor.steps) - cut_at
-            values[f"{part}_of_survivor"] = max(0, own)
+            everything, survivors = Amount(), Amount()
+            everything.add(recorded.group, cut_at)
+            survivor = survivor_of(recorded.group)
+            survivors.add_steps(survivor.steps[cut_at:] if survivor is not None else ())
+            for amount, name in ((everything, ""), (survivors, "_of_survivor")):
+                cost = None if self.prices is None else amount.cost(self.prices)
+                values[f"{part}{name}"] = amount.steps
+                values[f"{part}_money{name}"] = cost or 0.0
+                self.is_priced &= cost is not None
         self.after.update(values)
         self.resampled.add(recorded.group.task_id, values)
 
@@ -115,9 +130,9 @@ class Enforced:
         return sum(self.cuts.values())
 
     @property
-    def known_tokens(self) -> int | None:
-        """Completion tokens generated, if every step's count is known."""
-        return None if self.steps_of_unknown_tokens else self.tokens
+    def money(self) -> float | None:
+        """What was spent; None without prices, or if a count that matters is unknown."""
+        return None if self.prices is None else self.spent.cost(self.prices)
 
     @property
     def estimates(self) -> AuditEstimates | None:
@@ -139,6 +154,12 @@ class Enforced:
             wrong_cut_share=counts.wrong_cut_share,
             lossless=self._scaled("lossless", "steps not generated, lossless"),
             lossy=self._scaled("lossy", "steps not generated, lossy"),
+            money=(
+                self._scaled("lossless_money", "money not spent, lossless"),
+                self._scaled("lossy_money", "money not spent, lossy"),
+            )
+            if self.prices is not None and self.is_priced
+            else None,
         )
 
     def _scaled(self, part: str, words: str) -> Quantity:
@@ -162,8 +183,9 @@ class Enforced:
                 "cut": dict(sorted(self.cuts.items())),
                 "drawn_for_audit": self.drawn,
                 "late_vetoes": self.late_vetoes,
-                "steps": self.steps,
-                "tokens": self.known_tokens,
+                "steps": self.spent.steps,
+                "tokens": self.spent.known_tokens,
+                "money": self.money,
                 "overrun_tokens": self.overrun,
                 "rules": dict(sorted(self.rules.items())),
             },

@@ -10,7 +10,7 @@ from selective_rollout.analysis.curve import GroupLine
 from selective_rollout.analysis.plots import plot_distances
 from selective_rollout.analysis.report.collect import ReportData
 from selective_rollout.analysis.report.html import Extras, render_page, title_of
-from selective_rollout.analysis.report.pictures import draw_heat_map, draw_pareto
+from selective_rollout.analysis.sweep_plots import plot_heat_map, plot_pareto
 from selective_rollout.analysis.whole_files import Writer, write_files
 
 MOST_LINES: Final = 2000
@@ -43,9 +43,9 @@ def write_report(folder: Path, data: ReportData, extras: Extras, document: dict[
     ]
     sweep = extras.sweep
     if sweep is not None and sweep.cells:
-        writers.append(("signals.png", lambda path: draw_heat_map(sweep, path)))
+        writers.append(("signals.png", lambda path: plot_heat_map(sweep, path)))
     if sweep is not None and sweep.points:
-        writers.append(("pareto.png", lambda path: draw_pareto(sweep.points, path)))
+        writers.append(("pareto.png", lambda path: plot_pareto(sweep, path)))
     return write_files(folder, "report", writers)
 
 

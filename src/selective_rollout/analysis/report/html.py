@@ -9,11 +9,13 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from selective_rollout._version import __version__
+from selective_rollout.analysis.prices import money_text
 from selective_rollout.analysis.report import words
 from selective_rollout.analysis.report.collect import ReportData
 from selective_rollout.analysis.report.diff import Change
 from selective_rollout.analysis.report.payload import is_adjustable, page_payload, to_safe_json
 from selective_rollout.analysis.report.sweep_view import Point, SweepView
+from selective_rollout.analysis.report.vote_rows import vote_rows
 from selective_rollout.errors import MissingExtraError
 
 try:
@@ -69,6 +71,7 @@ def render_page(data: ReportData, extras: Extras | None = None) -> str:
         rule=words.rule_text,
         value=words.value_text,
         counts=words.counts_text,
+        money=money_text,
     )
     environment.globals.update(
         interval=words.interval_text,
@@ -96,6 +99,7 @@ def _context(data: ReportData, extras: Extras) -> dict[str, Any]:
         "caveats": words.caveats(data),
         "tiles": [(title, named[name], _tile_note(data, name)) for name, title in _TILES],
         "splits": _splits(data),
+        "vote_rows": vote_rows(data.population.answers),
         "gates": [_gate_column(data, i) for i in range(len(data.gates))],
         "adjustable": is_adjustable(data.gates[0].rule),
         "estimates": None if data.enforced is None else data.enforced.estimates,

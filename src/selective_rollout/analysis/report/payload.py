@@ -43,6 +43,7 @@ def page_payload(data: ReportData) -> dict[str, Any]:
         "drawn": len(data.rows),
         "total": data.overview.groups,
         "treeSteps": MOST_TREE_STEPS,
+        "survives": rule.outcome != "drop",
         "groups": [_row(row, data.basis == "untouched") for row in rows],
         "trees": trees,
         "actions": texts.all,
@@ -100,6 +101,7 @@ def _row(row: GroupRow, untouched_only: bool) -> list[Any]:
         row.cuts,
         [row.cut_at, row.would_cut_at, int(row.audited)],
         int(not (row.kind == "stopped" or (row.selected and untouched_only))),
+        next((place for place, member in enumerate(row.members) if member.index == row.survivor), None),
     ]
 
 

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
-from selective_rollout.analysis.accounting import Accounting, Rate
+from selective_rollout.analysis.accounting import Accounting, Amount, Rate, survivor_of
+from selective_rollout.analysis.prices import Prices
 from selective_rollout.analysis.report.inference import AnswerTotals
 from selective_rollout.analysis.report.quantities import Quantity, Sums, TaskBootstrap, counted_share, hull
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.rewards import GroupLabel
 from selective_rollout.stats import Interval
-from selective_rollout.types import Group
+from selective_rollout.types import Group, Rollout
 
 Basis: TypeAlias = Literal["untouched", "kept"]
 """untouched: observed or audited groups; kept: only those that an enforcing gate let through."""
@@ -67,29 +68,16 @@ class NamedGate:
 
 
 @dataclass(slots=True)
-class KindTotals:
-    """Groups of one label kind and what they took."""
-
-    groups: int = 0
-    steps: int = 0
-    tokens: int = 0
-    steps_of_unknown_tokens: int = 0
-
-    @property
-    def known_tokens(self) -> int | None:
-        """Completion tokens, if every step's count is known."""
-        return None if self.steps_of_unknown_tokens else self.tokens
-
-
-@dataclass(slots=True)
 class Population:
     """Running totals over one basis."""
 
     gates: Sequence[NamedGate]
+    prices: Prices | None = None
     accounts: list[Accounting] = field(init=False)
     """One per gate."""
-    kinds: dict[str, KindTotals] = field(default_factory=dict)
-    answers: AnswerTotals = field(default_factory=AnswerTotals)
+    kinds: dict[str, Amount] = field(default_factory=dict)
+    """What the groups of each label took."""
+    answers: AnswerTotals = field(init=False)
     """Under the first gate."""
     rollouts: int = 0
     failed: int = 0
@@ -98,7 +86,10 @@ class Population:
     resampled: TaskBootstrap = field(init=False)
 
     def __post_init__(self) -> None:
-        self.accounts = [Accounting(gate.rule.start_step, gate.rule.outcome) for gate in self.gates]
+        self.accounts = [
+            Accounting(gate.rule.start_step, gate.rule.outcome, self.prices) for gate in self.gates
+        ]
+        self.answers = AnswerTotals(self.prices)
         names = [f"{name}_{i}" for i in range(len(self.gates)) for name in _PER_GATE]
         self.resampled = TaskBootstrap([*_COMMON, *names])
 
@@ -117,8 +108,8 @@ class Population:
         """
         for account, cut_at in zip(self.accounts, cuts, strict=True):
             account.add(group, cut_at)
-        self.answers.add(group, self.gates[0].rule.start_step, cuts[0])
-        self._add_kind(group, label)
+        self.answers.add(group, cuts[0])
+        self.kinds.setdefault(label.kind, Amount()).add(group, 0)
         rewards = [r.reward for r in group.rollouts if r.reward is not None]
         self.rollouts += len(group.rollouts)
         self.failed += label.failed
@@ -127,7 +118,8 @@ class Population:
         values = _row(group, label, sum(rewards), len(rewards))
         for i, cut_at in enumerate(cuts):
             if cut_at is not None:
-                values |= _gate_row(i, label, steps_after(group, cut_at))
+                survivor = None if self.gates[i].rule.outcome == "drop" else survivor_of(group)
+                values |= _gate_row(i, label, steps_after(group, cut_at, survivor))
         self.resampled.add(group.task_id, values)
 
     def quantities(self, gate: int = 0) -> list[Quantity]:
@@ -184,20 +176,11 @@ class Population:
             return None
         return hull(resampled, Interval((1 - loss.high) / (1 - saved), (1 - loss.low) / (1 - saved)))
 
-    def _add_kind(self, group: Group, label: GroupLabel) -> None:
-        totals = self.kinds.setdefault(label.kind, KindTotals())
-        totals.groups += 1
-        for step in (step for rollout in group.rollouts for step in rollout.steps):
-            totals.steps += 1
-            if step.usage is None or step.usage.completion is None:
-                totals.steps_of_unknown_tokens += 1
-            else:
-                totals.tokens += step.usage.completion
 
-
-def steps_after(group: Group, k: int) -> int:
-    """Steps of a group beyond position k."""
-    return sum(max(0, len(rollout.steps) - k) for rollout in group.rollouts)
+def steps_after(group: Group, k: int, survivor: Rollout | None = None) -> int:
+    """Steps of a group beyond position k, without those of a survivor that runs on."""
+    stopped = (rollout for rollout in group.rollouts if rollout is not survivor)
+    return sum(max(0, len(rollout.steps) - k) for rollout in stopped)
 
 
 def _row(group: Group, label: GroupLabel, reward: float, scored: int) -> dict[str, float]:

@@ -1,22 +1,18 @@
 """Named numbers with intervals.
 
 Shares of groups carry exact (Clopper-Pearson) intervals. Ratios such as the share of steps saved have no
-exact one and are resampled: every *task* gets a Poisson(1) weight per draw, drawn from its id, so the groups
-of one prompt rise and fall together and nothing has to be kept in memory but the weighted sums. Where prompts
-repeat, a share's interval is widened to cover the resampled one.
-
-References: J. Hanley, B. MacGibbon, "Creating non-parametric bootstrap samples using Poisson frequencies",
-Computer Methods and Programs in Biomedicine 83 (2006).
+exact one and are resampled, task by task (`analysis.resampling`); nothing has to be kept in memory but the
+weighted sums. Where prompts repeat, a share's interval is widened to cover the resampled one.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from selective_rollout.analysis.accounting import Rate
+from selective_rollout.analysis.resampling import task_weights
 from selective_rollout.errors import MissingExtraError
 from selective_rollout.stats import Interval
 
@@ -85,7 +81,7 @@ class TaskBootstrap:
         self._tasks.add(task_id)
         self._groups += 1
         row = np.array([values.get(name, 0.0) for name in self._names])
-        self._sums += row[:, None] * _weights(task_id)[None, :]
+        self._sums += row[:, None] * task_weights(task_id, DRAWS)[None, :]
 
     def interval(self, statistic: Callable[[Sums], Any]) -> Interval | None:
         """95% percentile interval of a statistic of the sums.
@@ -115,8 +111,3 @@ def counted_share(name: str, words: str, rate: Rate, resampled: Interval | None 
 def hull(one: Interval, other: Interval) -> Interval:
     """The smallest interval that covers two."""
     return Interval(min(one.low, other.low), max(one.high, other.high))
-
-
-def _weights(task_id: str) -> Any:
-    seed = int.from_bytes(hashlib.sha256(task_id.encode("utf-8", "surrogatepass")).digest()[:16], "big")
-    return np.random.Generator(np.random.PCG64(seed)).poisson(1.0, DRAWS)

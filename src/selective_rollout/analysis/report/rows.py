@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
+from selective_rollout.analysis.accounting import survivor_of
 from selective_rollout.analysis.report.timeline import Timeline
 from selective_rollout.analysis.report.tree import Branch, action_tree
 from selective_rollout.rewards import GroupKind, GroupLabel
@@ -38,6 +39,8 @@ class GroupRow:
     size: int
     kind: RowKind
     members: tuple[MemberRow, ...]
+    survivor: int | None
+    """Who would run on if a survivor answered; None if all failed."""
     timeline: Timeline
     cuts: tuple[int | None, ...]
     """Where each gate would cut it."""
@@ -61,6 +64,7 @@ def group_row(
         size=group.size,
         kind="stopped" if label.cut else label.kind,
         members=tuple(MemberRow(r.index, r.status, r.reward, len(r.steps)) for r in group.rollouts),
+        survivor=None if (survivor := survivor_of(group)) is None else survivor.index,
         timeline=timeline,
         cuts=cuts,
         cut_at=end.cut_at if end is not None else None,

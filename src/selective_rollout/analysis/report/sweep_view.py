@@ -1,8 +1,10 @@
-"""A sweep's results as the report draws them: a heat map of signals by step, and a Pareto front.
+"""A sweep's results as pictures and page draw them: heat maps of signals by step, and a Pareto front.
 
 The input is plain data, so that the report depends on no sweep: `cells`, each with "signal", "step", "auroc"
-and optionally "low", "high"; `null_95`, the AUROC that the best of as many configurations reaches by chance
-in 95% of label permutations; `points`, each with "name", "saved", "loss", "efficiency" and "on_front".
+and optionally "low", "high", and in the same form `all_fail` and `all_success`, against signal-bearing groups
+only; `null_95`, the AUROC that the best of as many configurations reaches by chance in 95% of label
+permutations; `points`, see `Point`; `about`, what was looked at; `oracle`, {"step", "saved"} of a gate
+without errors.
 """
 
 from __future__ import annotations
@@ -36,6 +38,19 @@ class Point:
     """Share of the signal-bearing groups cut."""
     efficiency: float | None = None
     on_front: bool = False
+    is_gate: bool = True
+    """False: only a fitted score can have this rule."""
+    held_out: float | None = None
+    """Mean held-out reward of the groups kept."""
+    on_held_out_front: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Oracle:
+    """A gate without errors."""
+
+    step: int
+    saved: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +60,10 @@ class SweepView:
     cells: tuple[Cell, ...]
     points: tuple[Point, ...]
     null_95: float | None
+    all_fail: tuple[Cell, ...] = ()
+    all_success: tuple[Cell, ...] = ()
+    about: str = ""
+    oracle: Oracle | None = None
 
     @property
     def signals(self) -> list[str]:
@@ -71,12 +90,20 @@ def sweep_view(values: Mapping[str, Any]) -> SweepView:
     Raises:
         ConfigError: an entry lacks a key or holds one that is not known.
     """
-    null = values.get("null_95")
+    null, oracle = values.get("null_95"), values.get("oracle")
     return SweepView(
-        cells=tuple(_made(Cell, entry, "cells") for entry in _list(values, "cells")),
-        points=tuple(_made(Point, entry, "points") for entry in _list(values, "points")),
+        cells=_all_made(Cell, values, "cells"),
+        points=_all_made(Point, values, "points"),
         null_95=None if null is None else float(null),
+        all_fail=_all_made(Cell, values, "all_fail"),
+        all_success=_all_made(Cell, values, "all_success"),
+        about=str(values.get("about", "")),
+        oracle=None if oracle is None else _made(Oracle, oracle, "oracle"),
     )
+
+
+def _all_made(kind: Any, values: Mapping[str, Any], name: str) -> tuple[Any, ...]:
+    return tuple(_made(kind, entry, name) for entry in _list(values, name))
 
 
 def _list(values: Mapping[str, Any], name: str) -> Sequence[Any]:

@@ -1,8 +1,8 @@
 """What a rule would say about a group at every position, tau left open.
 
-The curve costs one pass over each pair of rollouts, and what else a decision reads changes only where a
-rollout ends, so all positions come at little more than the price of one. `analysis.replay`, which puts the
-group through the live gate, is the oracle of the tests and takes over for the rules this form cannot serve.
+The curves of many groups come out of one pass, and what else a decision reads changes only where a rollout
+ends, so all positions come at little more than the price of one. `analysis.replay`, which puts the group
+through the live gate, is the oracle of the tests and takes over for the rules this form cannot serve.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from selective_rollout.distance import GroupDistance
+from selective_rollout.analysis.batch_curve import mean_curves
+from selective_rollout.analysis.curve import MemberRow, member_rows
+from selective_rollout.analysis.open_checks import reason_changes
 from selective_rollout.gate.config import GateConfig
-from selective_rollout.gate.decision import GateFacts, Reason, judge
-from selective_rollout.gate.sampling import identical_sampling
-from selective_rollout.types import Group, Padding, Rollout
+from selective_rollout.gate.decision import Reason
+from selective_rollout.types import Group
 
 MOST_STEPS: Final = 500
 """Positions looked at; beyond them the curve of a group is left out, since its cost grows with the square."""
@@ -56,82 +57,30 @@ def can_serve(rule: GateConfig, like: GateConfig) -> bool:
     return plain and all(getattr(rule, name) == getattr(like, name) for name in judged)
 
 
-def timeline(group: Group, rule: GateConfig, history: Sequence[float] | None = None) -> Timeline:
-    """Lay a group out under a rule.
+def timelines(
+    groups: Sequence[Group], rule: GateConfig, histories: Sequence[Sequence[float] | None]
+) -> list[Timeline]:
+    """Lay groups out under a rule; some hundreds at a time are enough to be fast.
 
     Args:
-        group: the group as recorded.
+        groups: the groups as recorded.
         rule: the rule; tau and the check positions play no part.
-        history: the prompt's earlier rewards, newest last, if the rule reads them.
+        histories: `histories[i]` are the earlier rewards of group i's prompt, newest last, if the rule reads
+            them.
     """
-    longest = max((len(rollout.steps) for rollout in group.rollouts), default=0)
-    last = min(longest, MOST_STEPS)
-    reasons: list[tuple[int, Reason]] = []
-    for k in _turning_points(group, last):
-        reason = judge(rule, _facts(group, k, history))
-        if not reasons or reasons[-1][1] is not reason:
-            reasons.append((k, reason))
-    return Timeline(tuple(_distances(group, rule.padding, last)), tuple(reasons), longest <= last)
+    curves = mean_curves([_first_steps(group) for group in groups], rule.padding)
+    lines = []
+    for group, history, curve in zip(groups, histories, curves, strict=True):
+        longest = max((len(rollout.steps) for rollout in group.rollouts), default=0)
+        last = min(longest, MOST_STEPS)
+        distances: list[float | None] = [*curve.tolist(), *[None] * (last - len(curve))]
+        reasons = tuple(change for change in reason_changes(group, rule, history) if change[0] <= last)
+        lines.append(Timeline(tuple(distances), reasons, longest <= last))
+    return lines
 
 
-def is_present(rollout: Rollout, k: int) -> bool:
-    """Whether a rollout counts at position k: it ended normally, or recorded at least k actions."""
-    return rollout.status.ended_normally or len(rollout.steps) >= k
-
-
-def _turning_points(group: Group, last: int) -> list[int]:
-    """The positions at which anything but the distance can change."""
-    points = {1}
-    for rollout in group.rollouts:
-        length = len(rollout.steps)
-        points.add(length if rollout.status.ended_normally else length + 1)
-        first = next((step.index for step in rollout.steps if step.action), None)
-        points.add(first if first is not None else 1)
-    return sorted(point for point in points if 1 <= point <= last)
-
-
-def _facts(group: Group, k: int, history: Sequence[float] | None) -> GateFacts:
-    present = [rollout for rollout in group.rollouts if is_present(rollout, k)]
-    finished = [rollout for rollout in present if _is_finished(rollout, k)]
-    return GateFacts(
-        step=k,
-        group_size=group.size,
-        members=tuple(rollout.index for rollout in present),
-        running=tuple(rollout.index for rollout in present if not _is_finished(rollout, k)),
-        has_actions=any(step.action for rollout in present for step in rollout.steps[:k]),
-        below_tau=True,
-        rewards=tuple(None if rollout.late_reward else rollout.reward for rollout in finished),
-        answers=tuple(rollout.answer for rollout in finished),
-        sampling=identical_sampling(group.sampling),
-        history=tuple(history) if history is not None else None,
-    )
-
-
-def _is_finished(rollout: Rollout, k: int) -> bool:
-    return rollout.status.ended_normally and len(rollout.steps) <= k
-
-
-def _distances(group: Group, padding: Padding, last: int) -> list[float | None]:
-    """The curve, taken anew wherever a rollout drops out."""
-    ends = {len(r.steps) for r in group.rollouts if not r.status.ended_normally}
-    borders = [*sorted(end for end in ends if 0 < end < last), last]
-    distances: list[float | None] = []
-    for border in borders:
-        present = [rollout for rollout in group.rollouts if is_present(rollout, border)]
-        begun = len(distances)
-        curve: list[float | None] = [None] * border
-        if len(present) > 1:
-            curve = list(_curve(present, padding, border))
-        distances += curve[begun:border]
-    return distances
-
-
-def _curve(rollouts: Sequence[Rollout], padding: Padding, last: int) -> list[float]:
-    distance = GroupDistance(len(rollouts), padding)
-    for row, rollout in enumerate(rollouts):
-        for step in rollout.steps[:last]:
-            distance.push(row, step.action)
-        if len(rollout.steps) < last:
-            distance.finish(row)
-    distance.advance_to(last)
-    return distance.curve()
+def _first_steps(group: Group) -> list[MemberRow]:
+    return [
+        MemberRow(row.actions[:MOST_STEPS], None if row.last is None else min(row.last, MOST_STEPS))
+        for row in member_rows(group)
+    ]

@@ -161,6 +161,16 @@ def caveats(data: ReportData) -> list[str]:
             f"{_groups(overview.sampling_unknown, 'declares', 'declare')} nothing about sampling: whether "
             "rollouts are copies of one another is unknown.",
         ),
+        (
+            overview.estimated_steps,
+            f"The tokens of {overview.estimated_steps:,} steps were estimated, not counted: so is what they "
+            "cost.",
+        ),
+        (
+            data.population.answers.missing_answers,
+            f"{data.population.answers.missing_answers:,} finished rollouts have no answer on record: their "
+            "votes count as still out, so the exact rule saves at least what is shown.",
+        ),
         (data.gates[0].rule.is_unsafe, "This rule is known to cut groups that merely open alike."),
     ]
     return [text for holds, text in facts if holds]

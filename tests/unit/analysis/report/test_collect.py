@@ -97,6 +97,26 @@ def test_several_gates_stand_side_by_side(tmp_path: Path) -> None:
     assert data.rows[0].cuts == (2, 2, 2)
 
 
+def test_a_survivors_steps_are_saved_neither_in_the_number_nor_in_its_interval(tmp_path: Path) -> None:
+    groups = [(f"g{i}", ("a" * (5 + i % 4), "a" * (5 + i % 3)), (0.0, 0.0)) for i in range(40)]
+    gate = NamedGate("mine", replace(RULE, outcome="survivor"))
+    data = collect([record(tmp_path / "t.jsonl", groups)], [gate])
+    [lossless] = [quantity for quantity in data.quantities if quantity.name == "lossless"]
+    assert lossless.value is not None
+    assert lossless.interval is not None
+    assert lossless.interval.low < lossless.value < lossless.interval.high < 0.4
+
+
+def test_answers_that_are_missing_are_named(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "t.jsonl") as recorder, recorder.group("g", size=3) as log:
+        for index in range(3):
+            log.step(index, "a")
+            log.finish(index, 0.0, answer=None if index == 2 else "x")
+    assert any(
+        "1 finished rollouts have no answer" in text for text in caveats(collected(tmp_path / "t.jsonl"))
+    )
+
+
 def test_groups_of_one_prompt_are_one_task_and_widen_the_intervals(tmp_path: Path) -> None:
     groups = [(f"{task}/{visit}", SAME, (float(task % 2),) * 2) for task in range(12) for visit in range(5)]
     once = [(f"{i}", SAME, (float(i % 2),) * 2) for i in range(60)]

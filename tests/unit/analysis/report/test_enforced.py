@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from selective_rollout.analysis.prices import Prices
 from selective_rollout.analysis.report.collect import ReportData, collect
 from selective_rollout.analysis.report.population import NamedGate
 from selective_rollout.analysis.report.words import caveats
@@ -13,7 +14,7 @@ from selective_rollout.gate.audit import unthinned
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.trace.recorder import Recorder
 from selective_rollout.trace.schema import GroupEndEvent, GroupEvent, RolloutEndEvent, StepEvent, UsageRecord
-from selective_rollout.types import Outcome, RolloutStatus
+from selective_rollout.types import Outcome, RolloutStatus, Usage
 
 LENGTH, CUT_AT = 5, 2
 
@@ -50,8 +51,8 @@ def write(
     )
 
 
-def collected(path: Path) -> ReportData:
-    return collect([path], [NamedGate("mine", GateConfig(start_step=CUT_AT, tau=0.3))])
+def collected(path: Path, prices: Prices | None = None) -> ReportData:
+    return collect([path], [NamedGate("mine", GateConfig(start_step=CUT_AT, tau=0.3))], prices=prices)
 
 
 @pytest.fixture
@@ -72,8 +73,9 @@ def test_what_happened_is_counted(data: ReportData) -> None:
     enforced = data.enforced
     assert enforced is not None
     assert (enforced.groups, enforced.stopped, enforced.drawn) == (20, 8, 3)
-    assert enforced.steps == 8 * 2 * CUT_AT + 12 * 2 * LENGTH
-    assert enforced.known_tokens == 3 * enforced.steps
+    assert enforced.spent.steps == 8 * 2 * CUT_AT + 12 * 2 * LENGTH
+    assert enforced.spent.known_tokens == 3 * enforced.spent.steps
+    assert enforced.money is None
     assert enforced.rules == {"rule": 20}
 
 
@@ -120,6 +122,40 @@ def test_a_survivors_own_steps_are_not_saved(tmp_path: Path) -> None:
     assert data.enforced is not None
     assert data.enforced.estimates is not None
     assert data.enforced.estimates.lossless.value == LENGTH - CUT_AT
+
+
+def test_money_spent_is_measured_and_money_not_spent_estimated(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "t.jsonl") as recorder:
+        for i in range(4):
+            write(recorder, f"cut {i}", fires=True)
+        write(recorder, "audited zero", fires=True, audit=True)
+        write(recorder, "audited signal", fires=True, audit=True, rewards=(0.0, 1.0))
+    enforced = collected(tmp_path / "t.jsonl", Prices(0.0, 1_000_000.0)).enforced
+    assert enforced is not None
+    assert enforced.money == 3 * enforced.spent.steps
+    assert enforced.estimates is not None
+    assert enforced.estimates.money is not None
+    assert [quantity.value for quantity in enforced.estimates.money] == [
+        3 * (enforced.estimates.lossless.value or 0),
+        3 * (enforced.estimates.lossy.value or 0),
+    ]
+    document = enforced.to_dict()
+    assert document["measured"]["money"] == enforced.money  # type: ignore[index]
+    unpriced = collected(tmp_path / "t.jsonl", Prices(1.0, 1.0)).enforced
+    assert unpriced is not None
+    assert unpriced.money is None, "prompts were not counted"
+    assert unpriced.estimates is not None
+    assert unpriced.estimates.money is None
+
+
+def test_tokens_that_were_estimated_are_named(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "t.jsonl") as recorder, recorder.group("g", size=2) as log:
+        for index, source in enumerate(("estimated", "server")):
+            log.step(index, "a", usage=Usage(completion=3, source=source))  # type: ignore[arg-type]
+            log.finish(index, 0.0)
+    data = collected(tmp_path / "t.jsonl")
+    assert data.overview.to_dict()["steps_of_estimated_tokens"] == 1
+    assert any("The tokens of 1 steps were estimated" in text for text in caveats(data))
 
 
 def test_a_late_veto_is_no_would_be_cut(tmp_path: Path) -> None:

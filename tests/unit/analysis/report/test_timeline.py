@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from selective_rollout.analysis.replay import replay
 from selective_rollout.analysis.report import timeline as module
-from selective_rollout.analysis.report.timeline import can_serve, timeline
+from selective_rollout.analysis.report.timeline import can_serve, timelines
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.decision import Reason
 from selective_rollout.types import Group, Rollout, RolloutStatus, SamplingInfo, Step
@@ -56,7 +56,7 @@ def test_it_says_what_the_live_gate_says_at_every_position(
         {"padding": padding, "outcome": "survivor", "history_mixed": 1 if history else 0}
     )
     one = group(*rows, late=late, seeded=seeded)
-    line = timeline(one, rule, history)
+    [line] = timelines([one], rule, [history])
     live = replay(one, replace(rule, start_step=1, check_every=1), history=history)
     for check in live.checks:
         if check.step <= len(line.distances):
@@ -70,20 +70,20 @@ def test_it_fires_where_the_live_gate_fires(
 ) -> None:
     rule = GateConfig(start_step=start, check_every=every, tau=tau)
     one = group(*rows)
-    assert timeline(one, GateConfig()).fires_at(rule) == replay(one, rule).fires_at(tau)
+    [line] = timelines([one], GateConfig(), [None])
+    assert line.fires_at(rule) == replay(one, rule).fires_at(tau)
 
 
 def test_a_long_group_is_covered_up_to_a_limit_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_STEPS", 5)
-    line = timeline(
-        group(("a" * 9, RolloutStatus.FINISHED, 0.0), ("a" * 7, RolloutStatus.FINISHED, 0.0)), GateConfig()
-    )
-    assert len(line.distances) == 5
+    long = group(("a" * 9, RolloutStatus.FINISHED, 0.0), ("b" * 7, RolloutStatus.FAILED, None))
+    [line] = timelines([long], GateConfig(), [None])
+    assert line.distances == (1.0,) * 5
     assert not line.whole
 
 
 def test_a_group_without_steps_has_no_positions() -> None:
-    line = timeline(group(("", RolloutStatus.FINISHED, 0.0)), GateConfig())
+    [line] = timelines([group(("", RolloutStatus.FINISHED, 0.0))], GateConfig(), [None])
     assert line.distances == ()
     assert line.reason_at(3) is Reason.NOBODY_RUNNING
     assert line.fires_at(GateConfig(start_step=1)) is None

@@ -15,7 +15,7 @@ const ZERO_VARIANCE = new Set(["all_fail", "all_success", "constant"]);
 const groups = page.groups.map(decodeGroup);
 
 function decodeGroup(row, place) {
-  const [id, task, size, kind, members, statuses, rewards, lengths, curve, reasons, cuts, recorded, counted] = row;
+  const [id, task, size, kind, members, statuses, rewards, lengths, curve, reasons, cuts, recorded, counted, survivor] = row;
   const [pairs, ...values] = curve;
   const distances = pairs ? values.map((sum, i) => sum / (pairs * (i + 1))) : values;
   const name = page.kinds[kind];
@@ -24,6 +24,7 @@ function decodeGroup(row, place) {
     recorded: { cutAt: recorded[0], wouldCutAt: recorded[1], audited: recorded[2] === 1 },
     counted: counted === 1 && place < page.drawn,
     zeroVariance: ZERO_VARIANCE.has(name) ? true : name === "mixed" ? false : null,
+    survivor: page.survives ? survivor : null,
     cut: cuts[0],
   };
 }
@@ -58,6 +59,12 @@ function stepsAfter(group, k) {
   return group.lengths.reduce((sum, length) => sum + Math.max(0, length - k), 0);
 }
 
+/** Steps that stopping a group at k leaves ungenerated; a survivor runs on. */
+function stepsSaved(group, k) {
+  const own = group.survivor === null ? 0 : Math.max(0, group.lengths[group.survivor] - k);
+  return stepsAfter(group, k) - own;
+}
+
 /** What the cuts now set add up to, over the groups that may be counted. */
 function totals() {
   const sum = { groups: 0, steps: 0, right: 0, wrong: 0, unknown: 0, zero: 0, signal: 0, lossless: 0, lossy: 0, other: 0 };
@@ -68,7 +75,7 @@ function totals() {
     sum.zero += group.zeroVariance === true;
     sum.signal += group.zeroVariance === false;
     if (group.cut === null) continue;
-    const saved = stepsAfter(group, group.cut);
+    const saved = stepsSaved(group, group.cut);
     if (group.zeroVariance === true) { sum.right += 1; sum.lossless += saved; }
     else if (group.zeroVariance === false) { sum.wrong += 1; sum.lossy += saved; }
     else { sum.unknown += 1; sum.other += saved; }

@@ -42,7 +42,7 @@ const detail = (() => {
       const at = group.recorded.cutAt === null ? "" : ` after step ${group.recorded.cutAt}`;
       parts.push(`It was stopped${at} when it ran; how it would have ended nobody knows.`);
     } else if (group.cut !== null) {
-      const left = stepsAfter(group, group.cut);
+      const left = stepsSaved(group, group.cut);
       const d = page.adjustable ? `distance ${shortNumber(group.distances[group.cut - 1])} is below ${shortNumber(state.tau)}, so ` : "";
       parts.push(`At step ${group.cut} ${d}the gate cuts it, ${left} steps early: ${cutJudgement(group)}.`);
     } else {
