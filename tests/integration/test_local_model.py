@@ -130,7 +130,7 @@ async def test_leaving_stops_the_generation(model: LocalModel) -> None:
 
 def test_broken_weights_are_one_clear_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "broken.gguf").write_bytes(b"GGUF, or is it?")
-    with pytest.raises(PrerequisiteError, match=r"broken\.gguf: gguf_init") as caught:
+    with pytest.raises(PrerequisiteError, match=r"broken\.gguf does not start: gguf_init") as caught:
         LocalModel(tmp_path / "broken.gguf").__enter__()
     assert "\n" not in str(caught.value)
     assert capfd.readouterr() == ("", "")

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from selective_rollout.analysis.prices import Prices
 from selective_rollout.analysis.report.collect import ReportData, collect
 from selective_rollout.analysis.report.html import Extras, render_page
 from selective_rollout.analysis.report.payload import KINDS
@@ -24,6 +25,7 @@ from selective_rollout.analysis.report.population import NamedGate
 from selective_rollout.analysis.report.sweep_view import sweep_view
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.trace.recorder import Recorder
+from selective_rollout.types import Outcome, Usage
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = (
@@ -330,27 +332,32 @@ def test_every_gate_marks_where_it_cuts_and_what_follows_is_dimmed(open_page: Op
     assert "its distance 0 is not below 0" in page.text("#detail .said")
 
 
-def test_moving_tau_and_start_step_recomputes_what_the_gate_would_say(
-    open_page: Open, data: ReportData
+def percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f}%"
+
+
+@pytest.mark.parametrize("outcome", ["drop", "survivor"])
+def test_moving_tau_and_start_step_counts_what_accounting_counts(
+    open_page: Open, tmp_path: Path, outcome: Outcome
 ) -> None:
-    page = open_page(render_page(data))
+    record(tmp_path, some_groups())
+    rule = replace(RULE, outcome=outcome)
+    page = open_page(render_page(collect([tmp_path], [NamedGate("mine", rule)])))
     for tau, start in ((0.3, 4), (0.1, 4), (0.5, 2), (0.75, 7), (1.0, 3)):
         page.set("#tau", tau)
         page.set("#start", start)
-        fires = {row.id: row.timeline.fires_at(replace(RULE, tau=tau, start_step=start)) for row in data.rows}
-        cut = [row for row in data.rows if fires[row.id] is not None]
-        wrong = sum(row.kind == "mixed" for row in cut)
-        saved = sum(
-            max(0, m.steps - (fires[row.id] or 0)) for row in cut if row.kind != "mixed" for m in row.members
-        )
-        steps = sum(member.steps for row in data.rows for member in row.members)
+        moved = NamedGate("moved", replace(rule, tau=tau, start_step=start))
+        account = collect([tmp_path], [moved]).population.accounts[0]
         live = page.live()
-        assert (live["cuts"], live["wrong"]) == (str(len(cut)), str(wrong)), (tau, start)
-        assert live["steps saved, lossless"] == f"{100 * saved / steps:.1f}%"
+        counts = [live[name] for name in ("cuts", "right", "wrong", "missed")]
+        assert counts == [str(n) for n in (account.cuts, account.right, account.wrong, account.missed)]
+        assert live["steps saved, lossless"] == percent(account.lossless.steps, account.steps)
+        assert live["steps saved, lossy"] == percent(account.lossy.steps, account.steps)
+        assert live["signal-bearing lost"] == percent(account.wrong, account.signal)
+        assert live["efficiency"] == f"{account.efficiency:.2f}"
     page.click("#reset")
-    account = data.population.accounts[0]
-    assert page.live()["cuts"] == str(account.cuts)
-    assert account.efficiency is not None
+    account = collect([tmp_path], [NamedGate("mine", rule)]).population.accounts[0]
+    assert page.live()["steps saved, lossless"] == percent(account.lossless.steps, account.steps)
     assert page.live()["efficiency"] == f"{account.efficiency:.2f}"
 
 
@@ -431,6 +438,35 @@ def test_nothing_is_wider_than_the_window(open_page: Open, data: ReportData, wid
     page = open_page(render_page(data, everything(data)), width)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate("document.querySelector('#tree').getBoundingClientRect().width") > 250
+    assert page.complaints() == []
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_ways_to_stop_a_vote_stand_side_by_side(open_page: Open, tmp_path: Path, width: int) -> None:
+    usage = Usage(prompt=900, completion=100, source="server")
+    with Recorder(tmp_path / "trace.jsonl") as recorder:
+        for i in range(12):
+            with recorder.group(f"g{i}", size=5) as group:
+                for member in range(5):
+                    for _ in range(6 + member):
+                        group.step(member, "go", usage=usage)
+                    group.finish(member, answer="x" if member < 4 else f"{i}")
+    gates = [NamedGate("mine", replace(RULE, outcome="survivor"))]
+    shown = collect([tmp_path / "trace.jsonl"], gates, prices=Prices(prompt=1.0, completion=4.0))
+    page = open_page(render_page(shown), width)
+    cells = "[...document.querySelectorAll('section[aria-labelledby=votes] tr')].map((r) => r.innerText)"
+    rows = [" ".join(row.split()) for row in page.evaluate(cells)]
+    assert rows[0] == "groups stopped steps not generated tokens money time"
+    assert rows[1] == "no gate 0 of 12 0 of 480 0 of 48,000 0 of 0.624 1.00"
+    assert [row.rpartition(" ")[0].split(" (")[0] for row in rows[4:]] == [
+        f"exact rule, {way} {stopping.saving.groups} {stopping.saving.steps}"
+        for way, stopping in zip(
+            ("all at once", "in two waves", "one at a time"),
+            shown.population.answers.exact.values(),
+            strict=True,
+        )
+    ]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.complaints() == []
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from selective_rollout.analysis.ranking import TaskBootstrap, rank_correlation
+from selective_rollout.analysis.ranking import ResampledAreas, rank_correlation
 from selective_rollout.analysis.sweep import sweep_traces
 from selective_rollout.analysis.sweep_grid import SweepGrid
 from selective_rollout.analysis.sweep_result import SweepVerdict
@@ -44,7 +44,7 @@ def test_the_papers_own_correlations(shared_data: Path, table: list[dict[str, st
     with (shared_data / "paper" / "correlation_table.csv").open() as file:
         published = {row["metric"]: row for row in csv.DictReader(file) if row["K"] == "10"}
     variance = np.array([float(row["reward_var"]) for row in table])
-    bootstrap = TaskBootstrap([row["task_id"] for row in table])
+    bootstrap = ResampledAreas([row["task_id"] for row in table])
     for metric in ("prefix_edit_distance_mean", "unique_prefix_ratio", "obs_unique_ratio"):
         values = np.array([float(row[metric]) for row in table])
         area = bootstrap.area(-values, variance == 0, np.ones(len(values), np.bool_))
@@ -66,6 +66,6 @@ def test_an_earlier_epoch_predicts_better_than_distance(
                 history.record(row["task_id"], row["task_id"], [1.0] * won + [0.0] * (8 - won))
     chances = [history.p_zero_variance(row["task_id"], 8) for row in table]
     labels = np.array([float(row["reward_var"]) == 0 for row in table])
-    bootstrap = TaskBootstrap([row["task_id"] for row in table])
+    bootstrap = ResampledAreas([row["task_id"] for row in table])
     area = bootstrap.area(np.array(chances, dtype=float), labels, np.ones(len(table), np.bool_))
     assert area.value == pytest.approx(0.81, abs=0.01)

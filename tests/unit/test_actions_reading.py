@@ -295,3 +295,25 @@ class TestConversations:
         options = ActionOptions(ignore_args={"pay": ["id"]})
         first, second = (assistant(("pay", f'{{"id": {i}}}'), ids=("c1",)) for i in (4, 5))
         assert from_messages([first, second], options) == ["pay({})", "pay({})"]
+
+
+def test_the_calls_of_a_chunk_are_read_as_they_were_written() -> None:
+    guess = {"name": "f", "args": {"x": 1}, "id": "1"}
+    written = {"name": "f", "args": '{"x": 1, "y":', "id": "1", "index": 0}
+    chunk = SimpleNamespace(type="AIMessageChunk", content="", tool_calls=[guess], tool_call_chunks=[written])
+    assert from_message(chunk) == 'invalid:f({"x": 1, "y":)'
+    assert from_message({"role": "assistant", "content": "", "tool_call_chunks": [written]}) == (
+        'invalid:f({"x": 1, "y":)'
+    )
+
+
+def test_tools_of_the_server_are_read_in_the_spelling_that_providers_share() -> None:
+    own = {"type": "web_search_call", "id": "s", "action": {"query": "mug"}}
+    shared = {"type": "server_tool_call", "name": "web_search", "args": {"query": "mug"}, "id": "s"}
+    blocks = [shared, {"type": "text", "text": "In the sink."}]
+    assert from_message(SimpleNamespace(type="ai", content=[own], content_blocks=blocks)) == (
+        'web_search({"query":"mug"})'
+    )
+    assert from_message(SimpleNamespace(type="ai", content="In the sink.", content_blocks=blocks)) == (
+        'web_search({"query":"mug"})'
+    )
