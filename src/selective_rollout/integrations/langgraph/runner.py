@@ -13,7 +13,6 @@ from weakref import WeakKeyDictionary
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langgraph.config import get_stream_writer
 from langgraph.pregel import Pregel
-from langgraph.runtime import get_runtime
 from langgraph.types import StreamMode
 
 from selective_rollout.actions import default_answer
@@ -297,7 +296,7 @@ class GroupRunner:
             def emit(event: GroupEvent) -> None:
                 here.run(write_part, event)  # the writer looks up its node in the context
 
-            wish = _wish({"configurable": {"thread_id": _node_id()}}, None, None)
+            wish = _wish({"configurable": {"thread_id": threads.node_id()}}, None, None)
             result = await self._run(wish, Start(read(state), None), emit, goes_on=True)
             result.raise_for_failure()
             return write(result)
@@ -385,12 +384,6 @@ def _wish(config: RunnableConfig | None, task_id: str | None, metadata: Mapping[
 def _require_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ConfigError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
-
-
-def _node_id() -> str | None:
-    """An id that stays the same when the outer graph is resumed; None outside a thread."""
-    info = get_runtime().execution_info
-    return None if info is None or info.thread_id is None else f"{info.thread_id}/{info.checkpoint_ns}"
 
 
 def _ignore(event: GroupEvent) -> None:

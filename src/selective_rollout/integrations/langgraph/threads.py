@@ -10,6 +10,7 @@ from langchain_core.messages import ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 from langgraph.pregel import Pregel
+from langgraph.runtime import get_runtime
 from langgraph.types import StateSnapshot
 
 from selective_rollout.errors import ConfigError
@@ -125,3 +126,9 @@ async def mend(agent: Agent, config: RunnableConfig, key: str) -> int:
 def keeps_threads(agent: Agent) -> bool:
     """Whether the agent was compiled with a checkpointer of its own."""
     return agent.checkpointer is not None and not isinstance(agent.checkpointer, bool)
+
+
+def node_id() -> str | None:
+    """An id that stays the same when the outer graph is resumed; None outside a thread."""
+    info = get_runtime().execution_info
+    return None if info is None or info.thread_id is None else f"{info.thread_id}/{info.checkpoint_ns}"
