@@ -7,6 +7,7 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 FLOOR := .venv-floor
 TRL := .venv-trl
+OPENRLHF := .venv-openrlhf
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check stats bench bench-grpo test-floor test-llm test-textworld test-trainers test-vllm ci clean
@@ -80,8 +81,20 @@ $(TRL)/.installed: pyproject.toml src/selective_rollout/_version.py
 		aiohttp tensorboard "pytest>=9,<10" "pytest-asyncio>=1.2" "hypothesis>=6.120"
 	@touch $@
 
-test-trainers: $(TRL)/.installed ## Train with the real frameworks on the CPU
-	@OMP_NUM_THREADS=1 $(TRL)/bin/python -m pytest -m trainers tests/trainers/trl
+# OpenRLHF's own requirements ask for CUDA builds; these are what its rollout side imports.
+$(OPENRLHF)/.installed: pyproject.toml src/selective_rollout/_version.py
+	@echo "Installing into $(OPENRLHF) ..."
+	@$(PYTHON) -m venv $(OPENRLHF)
+	@$(OPENRLHF)/bin/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0"
+	@$(OPENRLHF)/bin/python -m pip install --quiet --disable-pip-version-check --editable . \
+		"ray==2.55.*" "transformers==5.15.0" aiohttp pylatexenc \
+		"pytest>=9,<10" "pytest-asyncio>=1.2" "hypothesis>=6.120"
+	@$(OPENRLHF)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "openrlhf==0.11.2"
+	@touch $@
+
+test-trainers: $(TRL)/.installed $(OPENRLHF)/.installed ## Train with the real frameworks on the CPU
+	@OMP_NUM_THREADS=1 $(TRL)/bin/python -m pytest -m trainers tests/trainers/trl tests/trainers/grpo_ab
+	@$(OPENRLHF)/bin/python -m pytest -m trainers tests/trainers/openrlhf
 
 bench-grpo: $(TRL)/.installed ## Train with and without a gate, four arms and four seeds (an hour on two cores)
 	@$(TRL)/bin/python -m benchmarks.grpo_ab
