@@ -89,14 +89,16 @@ class ControlApi:
         return _json({"status": "ok"})
 
     async def _metrics(self, request: Request) -> Response:
-        view = gateway_view(self.book, self.config, self.book.clock())
-        return Response(exposition(self.counts, view), media_type=CONTENT_TYPE)
+        totals = await self.live_view.totals()
+        return Response(exposition(self.counts, totals), media_type=CONTENT_TYPE)
 
     async def _state(self, request: Request) -> Response:
         return _json(gateway_view(self.book, self.config, self.book.clock(), scope=request.state.owner))
 
     async def _page(self, request: Request) -> Response:
-        return Response(live_page(), media_type="text/html", headers=page_headers())
+        return Response(
+            live_page(needs_key=self.config.clients.required), media_type="text/html", headers=page_headers()
+        )
 
     async def _live(self, request: Request) -> Response:
         shown = await self.live_view.picture(request.state.owner)

@@ -25,10 +25,14 @@ SHUT: Final[Mapping[str, str]] = {
 
 
 @cache
-def live_page() -> bytes:
-    """The document."""
+def live_page(*, needs_key: bool) -> bytes:
+    """The document.
+
+    Args:
+        needs_key: it asks for a client key before it asks the gateway for anything.
+    """
     style, script = _parts()
-    text = _read("live.html")
+    text = _read("live.html").replace('data-key=""', f'data-key="{"required" if needs_key else "optional"}"')
     return text.replace("/*style*/", style).replace("/*script*/", script).encode()
 
 

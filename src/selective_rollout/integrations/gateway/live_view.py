@@ -1,4 +1,4 @@
-"""Pictures of all groups for those who look on, taken without keeping agents waiting."""
+"""Pictures of all groups for people and programs that look on, taken without keeping agents waiting."""
 
 from __future__ import annotations
 
@@ -50,26 +50,36 @@ class LiveView:
             self._latest = (scope, now, made)
             return made
 
+    async def totals(self) -> Totals:
+        """The totals over all clients."""
+        async with self._lock:
+            return (await self._look(None))[0]
+
     async def _take(self, scope: str, now: float) -> Snapshot:
+        totals, running, ended = await self._look(scope)
+        return totals.snapshot(
+            self._config,
+            (*running[:MOST_OPEN], *ended[:MOST_ENDED]),
+            now=now,
+            recording=not self._book.closed,
+            others=self._book.open_count + self._book.ended_count - totals.groups,
+        )
+
+    async def _look(self, scope: str | None) -> tuple[Totals, list[Line], list[Line]]:
+        """Add up the groups of one client, or of all: totals, open groups, ended ones."""
         every = list(self._book)
         totals = Totals()
         running: list[Line] = []
         ended: list[Line] = []
         for start in range(0, len(every), _AT_ONCE):
             for desk in every[start : start + _AT_ONCE]:
-                if desk.facts.scope == scope:
+                if scope is None or desk.facts.scope == scope:
                     line = self._line(desk)
                     totals.add(line)
                     (ended if line.state == "ended" else running).append(line)
             await asyncio.sleep(0)
         self._keep_only(every)
-        return totals.snapshot(
-            self._config,
-            (*running[:MOST_OPEN], *ended[:MOST_ENDED]),
-            now=now,
-            recording=not self._book.closed,
-            others=len(every) - totals.groups,
-        )
+        return totals, running, ended
 
     def _line(self, desk: Desk) -> Line:
         key = desk.facts.trace_id

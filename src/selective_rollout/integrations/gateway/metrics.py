@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from selective_rollout.integrations.gateway.state import GatewayView
+from selective_rollout.integrations.gateway.snapshot import Totals
 from selective_rollout.trace.schema import DecisionEvent, Event, GroupEndEvent, RolloutEndEvent, StepEvent
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -54,11 +54,11 @@ def counted(counts: Counts, write: Callable[[Event], None]) -> Callable[[Event],
     return write_and_count
 
 
-def exposition(counts: Counts, view: GatewayView) -> str:
+def exposition(counts: Counts, now: Totals) -> str:
     """Render everything."""
     tokens = {
-        "generated": view.completion_tokens,
-        "after_decision": view.tokens_after_fire,
+        "generated": now.tokens,
+        "after_decision": now.tokens_after_fire,
     }
     parts = [
         _labelled(
@@ -79,11 +79,9 @@ def exposition(counts: Counts, view: GatewayView) -> str:
         ),
         _single("steps_total", "counter", "Recorded steps.", counts.steps),
         _single("in_flight", "gauge", "Requests being served.", counts.in_flight),
-        _single("held", "gauge", "Requests that wait at a check.", view.held),
-        _single("groups_open", "gauge", "Groups under way.", view.open_groups),
-        _single(
-            "requests_without_usage", "gauge", "Answers whose tokens nobody counted.", view.unknown_requests
-        ),
+        _single("held", "gauge", "Requests that wait at a check.", now.held),
+        _single("groups_open", "gauge", "Groups under way.", now.groups - now.ended),
+        _single("requests_without_usage", "gauge", "Answers whose tokens nobody counted.", now.unknown),
     ]
     return "\n".join(line for part in parts for line in part) + "\n"
 

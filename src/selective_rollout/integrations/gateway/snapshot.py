@@ -142,6 +142,7 @@ class Totals:
     audited: int = 0
     late_vetoes: int = 0
     tokens: int = 0
+    tokens_after_fire: int = 0
     answers: int = 0
     unknown: int = 0
     _ran_on: list[Line] = field(default_factory=list)
@@ -154,6 +155,7 @@ class Totals:
         self.held += line.held
         self.decided += line.checked_at is not None
         self.tokens += line.completion_tokens
+        self.tokens_after_fire += line.tokens_after_fire
         self.answers += line.answers
         self.unknown += line.unknown_requests
         if line.fired_at is not None:

@@ -1,4 +1,4 @@
-// Asks the gateway for pictures: one request at a time, none while nobody looks.
+// Asks the gateway for pictures: one request at a time, none while nobody looks or the right key is missing.
 
 const BASE = "selective-rollout/v1";
 const EVERY_MS = 1000;
@@ -12,6 +12,7 @@ const feed = (() => {
   let asking = false;
   let again = false;
   let misses = 0;
+  let locked = document.body.dataset.key === "required" && !key;
   let onPicture = () => {};
 
   async function get(path) {
@@ -27,16 +28,14 @@ const feed = (() => {
     if (asking) { again = true; return; }
     asking = true;
     again = false;
-    try {
-      onPicture(await take());
-      misses = 0;
-    } catch {
-      misses += 1;
-      onPicture({ status: 0 });
-    }
+    const asked = key;
+    const picture = await take().catch(() => ({ status: 0 }));
     asking = false;
+    misses = picture.status === 0 ? misses + 1 : 0;
+    locked = picture.status === 401;
+    if (asked === key) onPicture(picture);
     if (again) ask();
-    else if (!document.hidden) timer = setTimeout(ask, EVERY_MS * Math.min(1 + misses, 5));
+    else if (!document.hidden && !locked) timer = setTimeout(ask, EVERY_MS * Math.min(1 + misses, 5));
   }
 
   async function take() {
@@ -47,10 +46,14 @@ const feed = (() => {
     return { ...picture, wanted, group: group.value };
   }
 
-  document.addEventListener("visibilitychange", () => { if (!document.hidden) ask(); });
+  document.addEventListener("visibilitychange", () => { if (!document.hidden && !locked) ask(); });
   return {
     ask,
-    start(listener) { onPicture = listener; ask(); },
+    start(listener) {
+      onPicture = listener;
+      if (locked) onPicture({ status: 401 });
+      else ask();
+    },
     hasKey: () => key !== "",
     use(other) {
       key = other;
