@@ -22,6 +22,8 @@ _NAMES: Final = {
     "history": "calibrated + history",
 }
 _COLOURS: Final = {"none": "#6b7280", "paper": "#d97706", "calibrated": "#2563eb", "history": "#059669"}
+_WEIGHTS: Final = {"none": 7.0, "paper": 2.5, "calibrated": 4.5, "history": 2.0}
+"""Line widths: arms whose gate stays off coincide, and each must remain visible."""
 _T_95: Final = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365}
 """Two-sided 95% quantiles of Student's t by degrees of freedom."""
 
@@ -179,7 +181,7 @@ def _draw_tokens(runs: Mapping[str, Sequence[Run]], path: Path) -> None:
     for arm, its in runs.items():
         sums = [_running(run["tokens"]) for run in its]
         middle = [mean(values) / 1000 for values in zip(*sums, strict=True)]
-        axes.plot(range(1, len(middle) + 1), middle, color=_COLOURS[arm], label=_NAMES[arm], lw=2)
+        axes.plot(range(1, len(middle) + 1), middle, color=_COLOURS[arm], label=_NAMES[arm], lw=_WEIGHTS[arm])
         for one in sums:
             axes.plot(range(1, len(one) + 1), [v / 1000 for v in one], color=_COLOURS[arm], alpha=0.2, lw=0.8)
     axes.legend(frameon=False)

@@ -13,7 +13,7 @@ class Setting:
     group_size: int = 8
     prompts: int = 8
     """Prompts per update."""
-    tasks: int = 48
+    tasks: int = 64
     """Prompts that training goes through."""
     epochs: int = 4
     max_steps: int = 30
@@ -21,7 +21,7 @@ class Setting:
     demonstrations: int = 1000
     passes: int = 8
     """How often imitation goes through the demonstrations."""
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-4
     calibration_tasks: int = 200
     calibration_visits: int = 2
     start_steps: tuple[int, ...] = (8, 10, 12)
