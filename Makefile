@@ -8,6 +8,7 @@ DEMO_STAMP := $(VENV)/.installed-demo
 FLOOR := .venv-floor
 TRL := .venv-trl
 OPENRLHF := .venv-openrlhf
+VERIFIERS := .venv-verifiers
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check stats bench bench-grpo test-floor test-llm test-textworld test-trainers test-vllm ci clean
@@ -92,9 +93,17 @@ $(OPENRLHF)/.installed: pyproject.toml src/selective_rollout/_version.py
 	@$(OPENRLHF)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "openrlhf==0.11.2"
 	@touch $@
 
-test-trainers: $(TRL)/.installed $(OPENRLHF)/.installed ## Train with the real frameworks on the CPU
+$(VERIFIERS)/.installed: pyproject.toml src/selective_rollout/_version.py
+	@echo "Installing into $(VERIFIERS) ..."
+	@$(PYTHON) -m venv $(VERIFIERS)
+	@$(VERIFIERS)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[verifiers]" \
+		"pytest>=9,<10" "pytest-asyncio>=1.2" "hypothesis>=6.120"
+	@touch $@
+
+test-trainers: $(TRL)/.installed $(OPENRLHF)/.installed $(VERIFIERS)/.installed ## Train with the real frameworks on the CPU
 	@OMP_NUM_THREADS=1 $(TRL)/bin/python -m pytest -m trainers tests/trainers/trl tests/trainers/grpo_ab
 	@$(OPENRLHF)/bin/python -m pytest -m trainers tests/trainers/openrlhf
+	@$(VERIFIERS)/bin/python -m pytest -m trainers tests/trainers/verifiers
 
 bench-grpo: $(TRL)/.installed ## Train with and without a gate, four arms and four seeds (an hour on two cores)
 	@$(TRL)/bin/python -m benchmarks.grpo_ab

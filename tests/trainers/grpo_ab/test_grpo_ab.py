@@ -13,6 +13,7 @@ from benchmarks.grpo_ab.learning import advantages, gradient, update
 from benchmarks.grpo_ab.policy import Policy, Written, attention_mask, encode, log_probs, write
 from benchmarks.grpo_ab.sampling import sample_groups
 from benchmarks.grpo_ab.world import CONTEXT, END, MAX_ACTION, World, command_of, ids, words_of
+
 from selective_rollout.engine.training import TrainingGate
 from selective_rollout.env.household_scenario import household_tasks
 from selective_rollout.gate.config import GateConfig
