@@ -11,7 +11,7 @@ OPENRLHF := .venv-openrlhf
 VERIFIERS := .venv-verifiers
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check stats bench bench-grpo test-floor test-llm test-textworld test-trainers test-vllm ci clean
+.PHONY: help demo test check stats bench bench-agents bench-grpo test-floor test-llm test-openrlhf test-textworld test-trainers test-trl test-verifiers test-vllm ci clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -54,7 +54,6 @@ bench: $(STAMP) ## Hold the speed bars, as ratios within one run
 	@$(BIN)/python benchmarks/replay.py
 	@$(BIN)/python benchmarks/langgraph_overhead.py
 	@$(BIN)/python benchmarks/streaming_gate.py
-	@$(BIN)/python benchmarks/langchain_household.py
 
 # The oldest versions that are supported.
 $(FLOOR)/.installed: pyproject.toml src/selective_rollout/_version.py
@@ -100,12 +99,21 @@ $(VERIFIERS)/.installed: pyproject.toml src/selective_rollout/_version.py
 		"pytest>=9,<10" "pytest-asyncio>=1.2" "hypothesis>=6.120"
 	@touch $@
 
-test-trainers: $(TRL)/.installed $(OPENRLHF)/.installed $(VERIFIERS)/.installed ## Train with the real frameworks on the CPU
+test-trl: $(TRL)/.installed
 	@OMP_NUM_THREADS=1 $(TRL)/bin/python -m pytest -m trainers tests/trainers/trl tests/trainers/grpo_ab
+
+test-openrlhf: $(OPENRLHF)/.installed
 	@$(OPENRLHF)/bin/python -m pytest -m trainers tests/trainers/openrlhf
+
+test-verifiers: $(VERIFIERS)/.installed
 	@$(VERIFIERS)/bin/python -m pytest -m trainers tests/trainers/verifiers
 
-bench-grpo: $(TRL)/.installed ## Train with and without a gate, four arms and four seeds (an hour on two cores)
+test-trainers: test-trl test-openrlhf test-verifiers ## Train with the real frameworks on the CPU
+
+bench-agents: $(STAMP) ## Compare holds and votes on agents over a real server: calls, tokens, time
+	@$(BIN)/python benchmarks/langchain_household.py
+
+bench-grpo: $(TRL)/.installed ## Train with and without a gate, four arms and four seeds (half an hour on two cores)
 	@$(TRL)/bin/python -m benchmarks.grpo_ab
 
 test-textworld: $(STAMP) ## Run the TextWorld tests on games generated here
