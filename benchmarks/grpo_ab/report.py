@@ -199,7 +199,14 @@ def _draw_success(runs: Mapping[str, Sequence[Run]], seeds: Sequence[Mapping[str
         share = 100 * _rate(counts)
         bars = [[share - 100 * interval.low], [100 * interval.high - share]] if interval else None
         axes.errorbar(
-            [spent], [share], yerr=bars, fmt="o", ms=8, capsize=4, color=_COLOURS[arm], label=_NAMES[arm]
+            [spent],
+            [share],
+            yerr=bars,
+            fmt="o",
+            ms=4 + 2 * _WEIGHTS[arm],
+            capsize=4,
+            color=_COLOURS[arm],
+            label=_NAMES[arm],
         )
     before = 100 * _rate([count for seed in seeds for count in seed["before"]])
     axes.axhline(before, color="#9ca3af", ls="--", lw=1, label="before training")
