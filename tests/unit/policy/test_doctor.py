@@ -51,6 +51,7 @@ async def test_llama_cpp_shows_its_traps():
         report = await check_endpoint(endpoint_of(server, model="other"))
     assert (report.model_listed, report.problem) == (False, None)
     verdicts = {check.name: check.verdict for check in judge(report)}
+    verdicts.pop("keep-alive")  # it hangs up after a stream; whether the next request meets that is a race
     assert {name for name, verdict in verdicts.items() if verdict != "pass"} == {
         "model",
         "usage of n choices",
