@@ -18,8 +18,8 @@ except ModuleNotFoundError as error:
     raise MissingExtraError("langchain", "langchain") from error
 
 from selective_rollout.engine.sampling import IdenticalSamplingWarning, UnknownUsageWarning
+from selective_rollout.integrations.chat_messages import usage_of
 from selective_rollout.integrations.langchain.group import GatedGroup, gated_group
-from selective_rollout.integrations.langchain.messages import usage_of
 from selective_rollout.integrations.langchain.middleware import GroupGateMiddleware
 
 __all__ = [

@@ -23,13 +23,13 @@ from selective_rollout.engine.sampling import SamplingWatch
 from selective_rollout.engine.vote import full_vote
 from selective_rollout.errors import GroupError
 from selective_rollout.gate.group import GroupGate
+from selective_rollout.integrations.chat_messages import response_id_of
 from selective_rollout.integrations.langchain.member import Member
 from selective_rollout.integrations.langchain.messages import (
     is_interrupted,
     last_turn,
     messages_in,
     reply_before,
-    response_id_of,
 )
 from selective_rollout.trace.group_log import GroupLog
 from selective_rollout.types import Group, RolloutStatus

@@ -15,12 +15,10 @@ from selective_rollout.actions import ActionOptions, default_answer, from_messag
 from selective_rollout.engine.hold import GateControl
 from selective_rollout.engine.record import RolloutRecord
 from selective_rollout.gate.decision import GateDecision
+from selective_rollout.integrations.chat_messages import finish_reason_of, is_cut_off, usage_of
 from selective_rollout.integrations.langchain.messages import (
     Reply,
-    finish_reason_of,
-    is_cut_off,
     reply_before,
-    usage_of,
 )
 from selective_rollout.trace.group_log import GroupLog, observation_hash
 from selective_rollout.types import RolloutFailure, RolloutStatus, Step, Usage

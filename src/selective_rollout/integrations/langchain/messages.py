@@ -1,4 +1,4 @@
-"""What LangChain messages say beside their action: tokens, calls still out, and the reply to a step."""
+"""What LangChain messages say of a turn: calls still out, and the reply to a step."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from typing import Final
 
 from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
 
-from selective_rollout.types import Usage
-
 _STOPPED: Final = "Not run: the gate stopped this rollout's group."
-_LENGTH: Final = ("length", "max_tokens", "MAX_TOKENS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,42 +18,6 @@ class Reply:
     text: str | None = None
     """None: no tool answered."""
     is_error: bool | None = None
-
-
-def usage_of(message: AIMessage) -> Usage:
-    """Return the tokens of the request that a message came from; unknown stays None.
-
-    Of several samples (`n` > 1) each message repeats the request's total: take it from one of them. Messages
-    streamed from an endpoint of one's own carry none, unless the model was made with `stream_usage=True`.
-    """
-    told = message.usage_metadata
-    if told is None:
-        return Usage()
-    return Usage(
-        prompt=told.get("input_tokens"),
-        cached=(told.get("input_token_details") or {}).get("cache_read"),
-        completion=told.get("output_tokens"),
-        reasoning=(told.get("output_token_details") or {}).get("reasoning"),
-        source="server",
-    )
-
-
-def finish_reason_of(message: AIMessage) -> str | None:
-    """Return why the provider says that the message ended."""
-    told = message.response_metadata
-    reason = told.get("finish_reason") or told.get("stop_reason")
-    return reason if isinstance(reason, str) else None
-
-
-def response_id_of(message: AIMessage) -> str | None:
-    """Return the server's id of the response that the message came in."""
-    name = message.response_metadata.get("id")
-    return name if isinstance(name, str) and name else None
-
-
-def is_cut_off(message: AIMessage) -> bool:
-    """Tell whether the message ran into its token limit, so that it holds no trustworthy action."""
-    return finish_reason_of(message) in _LENGTH
 
 
 def last_turn(messages: Sequence[AnyMessage]) -> tuple[AIMessage, Reply, list[str]] | None:

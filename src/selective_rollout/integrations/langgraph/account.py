@@ -16,17 +16,19 @@ from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.ledger import Ledger
 from selective_rollout.engine.sampling import SamplingWatch
 from selective_rollout.gate.decision import GateDecision
+from selective_rollout.integrations.chat_messages import (
+    finish_reason_of,
+    is_cut_off,
+    response_id_of,
+    usage_of,
+)
 from selective_rollout.integrations.chat_models import ModelWatch
 from selective_rollout.integrations.langgraph.agent_result import GroupEvent
 from selective_rollout.integrations.langgraph.messages import (
     Conversation,
     acts,
     final_action,
-    finish_reason,
-    is_cut_off,
-    message_usage,
     reply_of,
-    response_id,
     text_of,
 )
 from selective_rollout.policy.usage import sum_usages
@@ -213,10 +215,10 @@ class Account:
 
     def _book(self, message: Any, *, late: bool) -> Usage:
         """Count a message's tokens; several messages of one response share theirs, which count once."""
-        usage, name = message_usage(message), response_id(message)
+        usage, name = usage_of(message), response_id_of(message)
         self._desk.samples.sampled(self._index, name)
         turn = self._turn
-        if name is not None and turn is not None and response_id(turn.message) == name:
+        if name is not None and turn is not None and response_id_of(turn.message) == name:
             if not turn.replies:
                 return Usage(prompt=0, completion=0, source=usage.source)
             self._desk.samples.repeated()
@@ -251,7 +253,7 @@ class Account:
             observation_hash=observation_hash(reply),
             is_error=is_error,
             usage=turn.usage if turn is not None else None,
-            finish_reason=finish_reason(turn.message) if turn is not None else None,
+            finish_reason=finish_reason_of(turn.message) if turn is not None else None,
         )
         self._steps.append(step)
         self._desk.log.write_step(self._index, step, replayed=turn is not None and turn.is_replayed)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from selective_rollout.actions import ActionOptions, RawAction, RawCall, canonicalise
 from selective_rollout.errors import ConfigError
-from selective_rollout.types import Usage
-
-_CUT_OFF: Final = ("length", "max_tokens", "MAX_TOKENS", "max_output_tokens")
-"""What providers report for a message that ran into its token limit."""
+from selective_rollout.integrations.chat_messages import field
 
 
 class Conversation:
@@ -41,11 +38,6 @@ class Conversation:
         is_new = id(message) not in self._objects
         self._objects[id(message)] = message  # kept, so that its id is not given to another one
         return is_new
-
-
-def field(source: Any, name: str) -> Any:
-    """A field of a mapping or an object; None if it has none."""
-    return source.get(name) if isinstance(source, Mapping) else getattr(source, name, None)
 
 
 def messages_of(state: Any, key: str) -> Sequence[Any]:
@@ -97,41 +89,6 @@ def final_action(answer: str | None, options: ActionOptions) -> str:
     """The canonical action of a rollout's own end: equal for equal answers, however they are worded."""
     args = {} if answer is None else {"answer": answer}
     return canonicalise(RawAction(calls=(RawCall("final", args),)), options)
-
-
-def message_usage(message: Any) -> Usage:
-    """Tokens of the request behind an assistant message; unknown, not 0, where it carries none."""
-    counts = field(message, "usage_metadata")
-    if not isinstance(counts, Mapping):
-        return Usage()
-    prompt, completion = counts.get("input_tokens"), counts.get("output_tokens")
-    if prompt is None and completion is None:
-        return Usage()
-    return Usage(
-        prompt=prompt,
-        cached=(counts.get("input_token_details") or {}).get("cache_read"),
-        completion=completion,
-        reasoning=(counts.get("output_token_details") or {}).get("reasoning"),
-        source="server",
-    )
-
-
-def response_id(message: Any) -> str | None:
-    """The server's id of the response that a message came in."""
-    name = (field(message, "response_metadata") or {}).get("id")
-    return name if isinstance(name, str) and name else None
-
-
-def finish_reason(message: Any) -> str | None:
-    """Why the model stopped writing, as its server reported it."""
-    metadata = field(message, "response_metadata") or {}
-    reason = metadata.get("finish_reason") or metadata.get("stop_reason")
-    return reason if isinstance(reason, str) else None
-
-
-def is_cut_off(message: Any) -> bool:
-    """Whether a message ran into its token limit."""
-    return finish_reason(message) in _CUT_OFF
 
 
 def reply_of(messages: Sequence[Any]) -> tuple[str | None, bool | None]:
