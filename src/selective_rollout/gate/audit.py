@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 from selective_rollout.errors import ConfigError
 from selective_rollout.stats import EProcess, Interval, clopper_pearson, power
+
+ALARM_LEVEL: Final = 0.05
+"""Probability that the alarm ever rings without a reason."""
 
 
 def thinned(rate: float, audit_rate: float) -> float:
@@ -114,7 +117,7 @@ class Alarm:
         ConfigError: alpha or level is not strictly between 0 and 1, or audit_rate not in (0, 1].
     """
 
-    def __init__(self, alpha: float, audit_rate: float, level: float = 0.05) -> None:
+    def __init__(self, alpha: float, audit_rate: float, level: float = ALARM_LEVEL) -> None:
         _require_audits(audit_rate)
         self.alpha = alpha
         self.audit_rate = audit_rate

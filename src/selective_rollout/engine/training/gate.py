@@ -21,7 +21,7 @@ from selective_rollout.engine.rule import (
 from selective_rollout.engine.training.group import TrainingGroup
 from selective_rollout.engine.training.meter import Meter
 from selective_rollout.errors import ConfigError
-from selective_rollout.gate.audit import Alarm, Seen
+from selective_rollout.gate.audit import ALARM_LEVEL, Seen
 from selective_rollout.gate.certificate import Workload, workload_differences
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.group import GroupGate
@@ -30,9 +30,6 @@ from selective_rollout.gate.schedule import AuditedController, Schedule, tau_at
 from selective_rollout.trace.group_log import GroupLog
 from selective_rollout.trace.recorder import Recorder, writer_of
 from selective_rollout.types import Hold, Mode, SamplingInfo
-
-ALARM_LEVEL: Final = 0.05
-"""Probability that the alarm ever rings without a reason."""
 
 _FORMAT: Final = 1
 
@@ -85,11 +82,8 @@ class TrainingGate:
             warn_about(self.rule, replace(config, max_steps=self.rule.start_step), accepted.certified)
         self.history = history
         self.meter = Meter(1.0 if mode == "observe" else audit_rate or None)
-        self.alarm = (
-            Alarm(accepted.certificate.alpha, audit_rate, ALARM_LEVEL)
-            if accepted.certificate is not None and mode == "enforce" and audit_rate
-            else None
-        )
+        certificate = accepted.certificate
+        self.alarm = certificate.alarm(audit_rate) if certificate is not None and mode == "enforce" else None
         self._schedule = schedule
         self._skip_probability = skip_probability
         self._skip_last = skip_last or self.rule.history_mixed
