@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 from openrlhf.trainer.ray.vllm_engine import _load_agent_executor
+from tests.trainers.certified import write_certified_gate
 
-from selective_rollout.gate.certificate import Certificate
-from selective_rollout.gate.config import GateConfig
-from selective_rollout.gate.gate_file import write_gate_file
 from selective_rollout.gate.history import PromptHistory
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "gate-openrlhf.md"
@@ -24,21 +22,7 @@ BLOCK = re.compile(r"^```python no-run \(needs openrlhf; run by make test-traine
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Any]:
     """OpenRLHF's loader on the first blocks of the page; the later ones take up the names of the first."""
     monkeypatch.chdir(tmp_path)
-    write_gate_file(
-        Path("gate.toml"),
-        Certificate(
-            rule=GateConfig(start_step=4, tau=0.12),
-            alpha=0.1,
-            delta=0.05,
-            n_signal=60,
-            false_cuts=0,
-            cuts=50,
-            groups=200,
-            grid="0.12",
-            choose_share=0.4,
-            split_seed=0,
-        ),
-    )
+    write_certified_gate(Path("gate.toml"), start_step=4)
     blocks = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
 
     def make(count: int) -> Any:

@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 import ray
-
-from selective_rollout.gate.certificate import Certificate
-from selective_rollout.gate.config import GateConfig
-from selective_rollout.gate.gate_file import write_gate_file
+from tests.trainers.certified import write_certified_gate
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "groups-over-workers.md"
 BLOCK = re.compile(r"^```python no-run \(needs openrlhf; run by make test-trainers\)\n(.*?)^```", re.M | re.S)
@@ -35,21 +32,7 @@ def test_the_page_runs_as_it_stands(
     cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write_gate_file(
-        Path("gate.toml"),
-        Certificate(
-            rule=GateConfig(start_step=2, tau=0.12),
-            alpha=0.1,
-            delta=0.05,
-            n_signal=60,
-            false_cuts=0,
-            cuts=50,
-            groups=200,
-            grid="0.12",
-            choose_share=0.4,
-            split_seed=0,
-        ),
-    )
+    write_certified_gate(Path("gate.toml"), start_step=2)
     start, roll, read = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
     names: dict[str, Any] = {}
     exec(compile(start, str(PAGE), "exec"), names)

@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
+from tests.trainers.certified import write_certified_gate
 from transformers import PreTrainedTokenizerFast
 from trl import GRPOConfig
-
-from selective_rollout.gate.certificate import Certificate
-from selective_rollout.gate.config import GateConfig
-from selective_rollout.gate.gate_file import write_gate_file
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = (ROOT / "docs" / "how-to" / "gate-trl-grpo.md", ROOT / "README.md")
@@ -53,21 +50,7 @@ def test_the_page_runs_as_it_stands(
     for file in model_folder.iterdir():
         if file.name in ("config.json", "model.safetensors", "generation_config.json"):
             (tmp_path / "model" / file.name).write_bytes(file.read_bytes())
-    write_gate_file(
-        Path("gate.toml"),
-        Certificate(
-            rule=GateConfig(start_step=4, tau=0.12),
-            alpha=0.1,
-            delta=0.05,
-            n_signal=60,
-            false_cuts=0,
-            cuts=50,
-            groups=200,
-            grid="0.12",
-            choose_share=0.4,
-            split_seed=0,
-        ),
-    )
+    write_certified_gate(Path("gate.toml"), start_step=4)
     chosen = settings(gradient_accumulation_steps=1, max_completion_length=12)
     names: dict[str, Any] = {
         "model": str(tmp_path / "model"),
