@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import base64
-import fcntl
 import json
 import os
 import select
-import shutil
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.chromium import CHROMIUM, spawn
 
 from selective_rollout.analysis.prices import Prices
 from selective_rollout.analysis.report.collect import ReportData, collect
@@ -27,18 +25,6 @@ from selective_rollout.gate.config import GateConfig
 from selective_rollout.trace.recorder import Recorder
 from selective_rollout.types import Outcome, Usage
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--remote-debugging-pipe",
-)
 PATIENCE = 30.0
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
@@ -48,24 +34,7 @@ class Browser:
     """Speaks the DevTools protocol over two pipes: JSON messages, each ended by a NUL."""
 
     def __init__(self, profile: Path) -> None:
-        assert CHROMIUM is not None
-        ours, theirs = _pipe(), _pipe()
-        null = os.open(os.devnull, os.O_RDWR)
-        self._pid = os.posix_spawn(
-            CHROMIUM,
-            [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
-            os.environ,
-            file_actions=[
-                (os.POSIX_SPAWN_DUP2, null, 1),
-                (os.POSIX_SPAWN_DUP2, null, 2),
-                (os.POSIX_SPAWN_DUP2, ours[0], 3),
-                (os.POSIX_SPAWN_DUP2, theirs[1], 4),
-            ],
-            setpgroup=0,
-        )
-        for descriptor in (null, ours[0], theirs[1]):
-            os.close(descriptor)
-        self._write, self._read = ours[1], theirs[0]
+        self._process = spawn(profile)
         self._buffer = b""
         self._last = 0
         self.events: list[dict[str, Any]] = []
@@ -75,7 +44,7 @@ class Browser:
         message: dict[str, Any] = {"id": self._last, "method": method, "params": parameters}
         if session is not None:
             message["sessionId"] = session
-        os.write(self._write, json.dumps(message).encode() + b"\0")
+        os.write(self._process.write, json.dumps(message).encode() + b"\0")
         wanted = self._last
         while True:
             answer = self._next()
@@ -88,21 +57,17 @@ class Browser:
         try:
             self.call("Browser.close")
         finally:
-            os.close(self._write)
-            os.close(self._read)
-            deadline = time.monotonic() + 10
-            while os.waitpid(self._pid, os.WNOHANG) == (0, 0):
-                if time.monotonic() > deadline:
-                    os.killpg(self._pid, signal.SIGKILL)
-                time.sleep(0.02)
+            os.close(self._process.write)
+            os.close(self._process.read)
+            self._process.reap(timeout_s=10)
 
     def _next(self) -> dict[str, Any]:
         deadline = time.monotonic() + PATIENCE
         while b"\0" not in self._buffer:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._read], [], [], left)[0]:
+            if left <= 0 or not select.select([self._process.read], [], [], left)[0]:
                 raise TimeoutError("the browser does not answer")
-            chunk = os.read(self._read, 2**20)
+            chunk = os.read(self._process.read, 2**20)
             if not chunk:
                 raise ConnectionError("the browser is gone")
             self._buffer += chunk
@@ -207,15 +172,6 @@ class Page:
     def _events(self, method: str) -> list[dict[str, Any]]:
         mine = [event for event in self._browser.events if event.get("sessionId") == self._session]
         return [event for event in mine if event.get("method") == method]
-
-
-def _pipe() -> tuple[int, int]:
-    """A pipe whose ends lie above the numbers that the browser wants for itself."""
-    low = os.pipe()
-    high = tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 20) for end in low)
-    for end in low:
-        os.close(end)
-    return high[0], high[1]
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,6 @@ import asyncio
 import base64
 import json
 import os
-import shutil
-import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -17,24 +15,13 @@ from typing import Any
 
 import openai
 import pytest
+from tests.integration.chromium import CHROMIUM, spawn
 
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.integrations.gateway import Gateway
 from selective_rollout.testing import LoopbackServer, Reply, ScriptedBrain, ToolCall
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--remote-debugging-pipe",
-)
 PATIENCE = 60.0
 Start = Callable[..., Awaitable[Any]]
 ENFORCE = RunConfig(mode="enforce")
@@ -128,40 +115,19 @@ def _keep(path: Path, data: str) -> None:
 
 @asynccontextmanager
 async def browsing(profile: Path) -> AsyncIterator[Browser]:
-    assert CHROMIUM is not None
-    to_child, from_us = os.pipe()
-    to_us, from_child = os.pipe()
-    null = os.open(os.devnull, os.O_RDWR)
-    targets = zip((null, null, to_child, from_child), (1, 2, 3, 4), strict=True)
-    pid = os.posix_spawn(
-        CHROMIUM,
-        [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
-        os.environ,
-        file_actions=[(os.POSIX_SPAWN_DUP2, ours, theirs) for ours, theirs in targets],
-        setpgroup=0,
-    )
-    for descriptor in (null, to_child, from_child):
-        os.close(descriptor)
+    process = spawn(profile)
     reader = asyncio.StreamReader(limit=2**28)
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(to_us, "rb")
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(process.read, "rb")
     )
-    browser = Browser(reader, lambda data: os.write(from_us, data))
+    browser = Browser(reader, lambda data: os.write(process.write, data))
     try:
         yield browser
         await browser.call("Browser.close")
     finally:
         transport.close()
-        os.close(from_us)
-        await asyncio.to_thread(_reap, pid)
-
-
-def _reap(pid: int) -> None:
-    deadline = time.monotonic() + 20
-    while os.waitpid(pid, os.WNOHANG) == (0, 0):
-        if time.monotonic() > deadline:
-            os.killpg(pid, signal.SIGKILL)
-        time.sleep(0.02)
+        os.close(process.write)
+        await asyncio.to_thread(process.reap, 20)
 
 
 @pytest.fixture
