@@ -23,7 +23,7 @@ try:
 except ImportError:
     raise MissingExtraError("analysis", "jinja2") from None
 
-_SCRIPTS: Final = ("data.js", "state.js", "curves.js", "list.js", "tree.js", "main.js")
+_SCRIPTS: Final = ("data.js", "elements.js", "state.js", "curves.js", "list.js", "tree.js", "main.js")
 _KIND_ORDER: Final = ("all_fail", "all_success", "constant", "mixed", "unknown")
 _GATE_ROWS: Final = ("precision", "loss", "lossless", "lossy", "efficiency")
 _TILES: Final = (

@@ -14,6 +14,8 @@ from importlib import resources
 from typing import Final
 
 _SCRIPTS: Final = ("words.js", "feed.js", "overview.js", "list.js", "detail.js", "main.js")
+_REPORT: Final = "selective_rollout.analysis.report"
+"""Whose page makes elements in the same way."""
 SHUT: Final[Mapping[str, str]] = {
     "cache-control": "no-store",
     "cross-origin-opener-policy": "same-origin",
@@ -57,11 +59,11 @@ def page_headers() -> Mapping[str, str]:
 
 @cache
 def _parts() -> tuple[str, str]:
-    return _read("live.css"), "\n".join(map(_read, _SCRIPTS))
+    return _read("live.css"), "\n".join([*map(_read, _SCRIPTS), _read("elements.js", _REPORT)])
 
 
-def _read(name: str) -> str:
-    return resources.files(__package__).joinpath("page", name).read_text(encoding="utf-8")
+def _read(name: str, package: str = __package__) -> str:
+    return resources.files(package).joinpath("page", name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:
