@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from selective_rollout.types import Usage, UsageSource
@@ -67,6 +67,14 @@ class Ledger:
         for name in _TOTALS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.sources.update(other.sources)
+
+    @classmethod
+    def of(cls, parts: Iterable[Ledger], *, abandoned: int = 0) -> Ledger:
+        """The totals of all parts, and of what earlier attempts abandoned."""
+        total = cls(abandoned=abandoned)
+        for part in parts:
+            total.merge(part)
+        return total
 
     def to_dict(self) -> Mapping[str, object]:
         """Plain data for JSON output."""

@@ -10,7 +10,7 @@ from selective_rollout.draws import is_audited, sampling_seed
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.conversation import Opening, default_opening
 from selective_rollout.engine.feed import StreamFeed
-from selective_rollout.engine.hold import Control, GateControl, Verdict
+from selective_rollout.engine.hold import Control, GateControl
 from selective_rollout.engine.ledger import Ledger
 from selective_rollout.engine.member import Member, Score
 from selective_rollout.engine.outcome import GroupOutcome
@@ -18,6 +18,7 @@ from selective_rollout.engine.vote import VoteControl, full_vote
 from selective_rollout.env.base import EnvironmentFactory
 from selective_rollout.errors import ConfigError
 from selective_rollout.gate.config import GateConfig
+from selective_rollout.gate.decision import would_cut_at
 from selective_rollout.gate.group import GroupGate
 from selective_rollout.gate.streaming import StreamGate
 from selective_rollout.policy.base import Policy
@@ -242,11 +243,9 @@ def _close(
     audited: bool,
     earlier: EarlierAttempt | None,
 ) -> GroupOutcome:
-    ledger = Ledger(abandoned=earlier.abandoned if earlier else 0)
-    for member in members:
-        ledger.merge(member.ledger)
+    ledger = Ledger.of((member.ledger for member in members), abandoned=earlier.abandoned if earlier else 0)
     verdict = control.verdict()
-    fired = gate.fired
+    stream = log.stream
     outcome = GroupOutcome(
         group=Group(
             id=gate.group_id,
@@ -260,10 +259,10 @@ def _close(
         ledger=ledger,
         cut_as=shop.gate.outcome if verdict.stopped else None,
         cut_at=verdict.cut_at,
-        would_cut_at=fired.step if fired is not None and verdict.cut_at is None else None,
-        stream_decisions=log.stream.checks if log.stream is not None else (),
+        would_cut_at=would_cut_at(gate.fired, verdict.cut_at),
+        stream_decisions=stream.checks if stream is not None else (),
         stream_cut_at=verdict.stream_cut_at,
-        stream_would_cut_at=_would_cut_inside(log.stream, verdict),
+        stream_would_cut_at=would_cut_at(stream.fired if stream is not None else None, verdict.stream_cut_at),
         audited=audited,
         late_veto=verdict.late_veto,
         survivor=verdict.survivor,
@@ -281,9 +280,3 @@ def _close(
         late_veto=outcome.late_veto,
     )
     return outcome
-
-
-def _would_cut_inside(stream: StreamGate | None, verdict: Verdict) -> int | None:
-    """Position of a stream decision that fired and was not carried out."""
-    fired = stream.fired if stream is not None else None
-    return fired.step if fired is not None and verdict.stream_cut_at is None else None

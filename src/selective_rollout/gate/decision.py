@@ -121,6 +121,16 @@ def judge(config: GateConfig, facts: GateFacts) -> Reason:
     return Reason.FIRED
 
 
+def would_cut_at(fired: GateDecision | None, cut_at: int | None) -> int | None:
+    """Position of a decision that fired and was not carried out: observe mode, audit, late veto.
+
+    Args:
+        fired: the group's decision that fired, if any did.
+        cut_at: position of the decision that was carried out.
+    """
+    return fired.step if fired is not None and cut_at is None else None
+
+
 def known_difference(
     config: GateConfig, rewards: Sequence[float | None], answers: Sequence[str | None]
 ) -> Reason | None:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from selective_rollout.gate.decision import GateDecision
+from selective_rollout.gate.decision import GateDecision, would_cut_at
 from selective_rollout.gate.evidence import Reply, reply_to
 from selective_rollout.gate.group import GroupGate
 from selective_rollout.gate.streaming import StreamGate
@@ -327,19 +327,15 @@ class GroupLog:
         if self._ended:
             return
         self._ended = True
-        fired = self.gate.fired if self.gate else None
-        stream_fired = self.stream.fired if self.stream else None
         self._write(
             GroupEndEvent(
                 group=self.group_id,
                 attempt=self.attempt,
                 outcome=outcome,
                 cut_at=cut_at,
-                would_cut_at=fired.step if fired is not None and cut_at is None else None,
+                would_cut_at=would_cut_at(self.gate.fired if self.gate else None, cut_at),
                 stream_cut_at=stream_cut_at,
-                stream_would_cut_at=(
-                    stream_fired.step if stream_fired is not None and stream_cut_at is None else None
-                ),
+                stream_would_cut_at=would_cut_at(self.stream.fired if self.stream else None, stream_cut_at),
                 late_veto=late_veto,
                 survivor=survivor,
                 answer=answer,

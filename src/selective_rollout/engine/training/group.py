@@ -10,7 +10,7 @@ from selective_rollout.engine.hold import GateControl
 from selective_rollout.engine.ledger import Ledger
 from selective_rollout.engine.outcome import GroupOutcome
 from selective_rollout.errors import GroupError
-from selective_rollout.gate.decision import GateDecision
+from selective_rollout.gate.decision import GateDecision, would_cut_at
 from selective_rollout.gate.group import GroupGate
 from selective_rollout.rewards import parse_reward
 from selective_rollout.trace.group_log import GroupLog, observation_hash
@@ -245,10 +245,7 @@ class TrainingGroup:
             self.fail(rollout, "left", "the group was closed while this rollout was running")
 
     def _result(self) -> GroupOutcome:
-        verdict, fired = self._control.verdict(), self._gate.fired
-        ledger = Ledger()
-        for member in self._members:
-            ledger.merge(member.ledger)
+        verdict = self._control.verdict()
         rollouts = (
             Rollout(i, tuple(m.steps), m.status, m.reward, answer=m.answer, failure=m.failure)
             for i, m in enumerate(self._members)
@@ -263,10 +260,10 @@ class TrainingGroup:
                 metadata=self._metadata,
             ),
             decisions=self._gate.checks,
-            ledger=ledger,
+            ledger=Ledger.of(member.ledger for member in self._members),
             cut_as="drop" if verdict.stopped else None,
             cut_at=verdict.cut_at,
-            would_cut_at=fired.step if fired is not None and verdict.cut_at is None else None,
+            would_cut_at=would_cut_at(self._gate.fired, verdict.cut_at),
             audited=self._audited,
             late_veto=verdict.late_veto,
         )

@@ -22,6 +22,7 @@ from selective_rollout.engine.outcome import GroupOutcome
 from selective_rollout.engine.sampling import SamplingWatch
 from selective_rollout.engine.vote import full_vote
 from selective_rollout.errors import GroupError
+from selective_rollout.gate.decision import would_cut_at
 from selective_rollout.gate.group import GroupGate
 from selective_rollout.integrations.chat_messages import response_id_of
 from selective_rollout.integrations.langchain.member import Member
@@ -181,13 +182,10 @@ class Desk:
             self._control.note(self._gate.disable())
 
     def _outcome(self) -> GroupOutcome:
-        verdict, fired = self._control.verdict(), self._gate.fired
+        verdict = self._control.verdict()
         survivor = verdict.survivor
         if survivor is not None and self._members[survivor].status is RolloutStatus.CUT:
             survivor = None  # next in order after one that broke, but closed while that one was interrupted
-        ledger = Ledger()
-        for member in self._members:
-            ledger.merge(member.ledger)
         return GroupOutcome(
             group=Group(
                 id=self._gate.group_id,
@@ -197,10 +195,10 @@ class Desk:
                 metadata=self._metadata,
             ),
             decisions=self._gate.checks,
-            ledger=ledger,
+            ledger=Ledger.of(member.ledger for member in self._members),
             cut_as=self._gate.config.outcome if verdict.stopped else None,
             cut_at=verdict.cut_at,
-            would_cut_at=fired.step if fired is not None and verdict.cut_at is None else None,
+            would_cut_at=would_cut_at(self._gate.fired, verdict.cut_at),
             audited=self._audited,
             late_veto=verdict.late_veto,
             survivor=survivor,

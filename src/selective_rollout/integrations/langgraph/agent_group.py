@@ -10,7 +10,7 @@ from selective_rollout.engine.hold import Control, GateControl
 from selective_rollout.engine.ledger import Ledger
 from selective_rollout.engine.sampling import SamplingWatch
 from selective_rollout.engine.vote import VoteControl, full_vote
-from selective_rollout.gate.decision import GateDecision, Reason
+from selective_rollout.gate.decision import GateDecision, Reason, would_cut_at
 from selective_rollout.gate.group import GroupGate
 from selective_rollout.integrations.chat_models import has_cache
 from selective_rollout.integrations.langgraph.account import Account
@@ -259,10 +259,7 @@ class AgentGroup:
 
     async def _close(self) -> AgentGroupResult:
         rollouts = tuple(drive.account.rollout for drive in self._drives)
-        ledger = Ledger()
-        for drive in self._drives:
-            ledger.merge(drive.account.ledger)
-        verdict, fired, identity = self._control.verdict(), self._gate.fired, self._identity
+        verdict, identity = self._control.verdict(), self._identity
         result = AgentGroupResult(
             group=Group(
                 id=identity.group_id,
@@ -273,10 +270,10 @@ class AgentGroup:
                 metadata=identity.metadata,
             ),
             decisions=self._gate.checks,
-            ledger=ledger,
+            ledger=Ledger.of(drive.account.ledger for drive in self._drives),
             cut_as=self._rules.gate.outcome if verdict.stopped else None,
             cut_at=verdict.cut_at,
-            would_cut_at=fired.step if fired is not None and verdict.cut_at is None else None,
+            would_cut_at=would_cut_at(self._gate.fired, verdict.cut_at),
             audited=identity.audited,
             late_veto=verdict.late_veto,
             survivor=verdict.survivor,
