@@ -1,6 +1,8 @@
 """The policy against a real server on loopback."""
 
 import asyncio
+import gc
+import sys
 import time
 
 import openai
@@ -198,6 +200,26 @@ async def test_a_request_cancelled_while_it_waits_is_never_sent():
             await asyncio.gather(first, second, return_exceptions=True)
         assert (await server.until(lambda c: c.in_flight == 0)).requests == 1
     assert not meter.started
+
+
+@pytest.mark.parametrize(
+    "fault", [None, "malformed_chunk", "empty_choices", "error_event", "reset_mid_response", "stall"]
+)
+async def test_no_half_read_answer_is_left_to_the_garbage_collector(fault):
+    """Generators that the collector closes may outlive the event loop, and complain in anybody's thread."""
+    abandoned = []
+    begin, _ = sys.get_asyncgen_hooks()
+    gc.collect()
+    with LoopbackServer(EchoBrain(), faults=lambda context: fault) as server:
+        sys.set_asyncgen_hooks(begin, lambda generator: abandoned.append(generator.__qualname__))
+        limits = RequestLimits(max_retries=0, stall_timeout_s=0.05)
+        async with policy_of(server, limits=limits) as policy:
+            if fault is None:
+                await policy.complete(HELLO, info())
+            else:
+                await failure_of(policy)
+        gc.collect()
+    assert abandoned == []
 
 
 async def test_no_retry_follows_a_cancellation():

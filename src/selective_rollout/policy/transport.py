@@ -1,4 +1,4 @@
-"""The OpenAI SDK behind a seam of a few calls; the only module that imports it.
+"""The OpenAI SDK behind a seam of a few calls; only this module and `policy.events` import it.
 
 Bodies and answers are plain dicts: servers differ too much for the SDK's models. The SDK neither retries nor
 sends anything from the environment here. It runs on httpx (SDK 2) or httpx2 (SDK 3), whose exceptions SDK 2
@@ -8,8 +8,8 @@ does not always wrap.
 from __future__ import annotations
 
 import importlib
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from types import NoneType
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ import openai
 
 from selective_rollout.errors import PolicyError
 from selective_rollout.policy.endpoint import Endpoint
+from selective_rollout.policy.events import ChunkStream, reading_json
 from selective_rollout.policy.failures import Failure, from_policy_error, from_status, from_transport
 
 _CONNECT_TIMEOUT_S: Final = 10.0
@@ -63,28 +64,6 @@ class _Client(openai.AsyncOpenAI):
         return dict(self._headers)
 
 
-class _Chunks(AsyncIterator[object]):
-    """The decoded chunks of a stream."""
-
-    def __init__(self, answer: openai.AsyncStream[object]) -> None:
-        self._chunks = aiter(answer)
-
-    async def __anext__(self) -> object:
-        with _reading_json():
-            return await anext(self._chunks)
-
-
-@contextmanager
-def _reading_json() -> Iterator[None]:
-    """Name what a server sent that Python's JSON reader gives up on: bad syntax, endless numbers or depth."""
-    try:
-        yield
-    except UnicodeEncodeError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise PolicyError(f"a part of the answer cannot be read as JSON ({error})", "protocol") from None
-
-
 class Transport:
     """Requests to one endpoint over one pool of connections, bound to the event loop that uses it first."""
 
@@ -109,8 +88,11 @@ class Transport:
             stream=True,
             stream_cls=openai.AsyncStream[object],
         )
-        async with answer:
-            yield _Chunks(answer)
+        chunks = ChunkStream(answer)
+        try:
+            yield chunks
+        finally:
+            await chunks.aclose()
 
     async def fetch(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> object:
         """Send a request and return the whole decoded answer.
@@ -118,7 +100,7 @@ class Transport:
         Raises:
             REQUEST_ERRORS: the request failed.
         """
-        with _reading_json():
+        with reading_json():
             return await self._client.post(
                 _PATH, cast_to=object, body=dict(body), options={"headers": dict(headers)}
             )
@@ -129,7 +111,7 @@ class Transport:
         Raises:
             REQUEST_ERRORS: the request failed; kind "protocol" if the answer is no list of models.
         """
-        with _reading_json():
+        with reading_json():
             answer: object = await self._client.get("/models", cast_to=object)
         data = answer.get("data") if isinstance(answer, Mapping) else None
         if not isinstance(data, list):
