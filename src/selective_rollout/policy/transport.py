@@ -11,7 +11,7 @@ import importlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import NoneType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import openai
 
@@ -20,8 +20,11 @@ from selective_rollout.policy.endpoint import Endpoint
 from selective_rollout.policy.events import ChunkStream, reading_json
 from selective_rollout.policy.failures import Failure, from_policy_error, from_status, from_transport
 
+_T = TypeVar("_T")
+
 _CONNECT_TIMEOUT_S: Final = 10.0
 _PATH: Final = "/chat/completions"
+_GETS: Final = 3
 _ERROR_CODES: Final = frozenset(map(str, range(400, 600)))
 _http: Any = importlib.import_module("httpx" if openai.__version__.startswith("2.") else "httpx2")
 
@@ -112,7 +115,7 @@ class Transport:
             REQUEST_ERRORS: the request failed; kind "protocol" if the answer is no list of models.
         """
         with reading_json():
-            answer: object = await self._client.get("/models", cast_to=object)
+            answer = await self._get("/models", object)
         data = answer.get("data") if isinstance(answer, Mapping) else None
         if not isinstance(data, list):
             raise PolicyError("/models answered with something other than a list of models", "protocol")
@@ -132,7 +135,7 @@ class Transport:
         Raises:
             REQUEST_ERRORS: the request failed.
         """
-        return await self._client.get(self._endpoint.root_url + path, cast_to=str)
+        return await self._get(self._endpoint.root_url + path, str)
 
     def describe(self, error: Exception) -> Failure:
         """Turn one of REQUEST_ERRORS into a failure."""
@@ -149,6 +152,16 @@ class Transport:
     async def aclose(self) -> None:
         """Close all connections."""
         await self._client.close()
+
+    async def _get(self, path: str, kind: type[_T]) -> _T:
+        """Ask, and ask again where the server had hung up on the kept connection: asking changes nothing."""
+        for _ in range(_GETS - 1):
+            try:
+                return await self._client.get(path, cast_to=kind)
+            except REQUEST_ERRORS as error:
+                if not self.describe(error).unanswered:
+                    raise
+        return await self._client.get(path, cast_to=kind)
 
     def _describe_event(self, error: openai.APIError) -> Failure:
         """An error event inside a stream that had begun with status 200."""
