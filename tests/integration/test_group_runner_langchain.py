@@ -69,6 +69,18 @@ async def test_requests_and_tool_runs(gate: GateConfig, config: RunConfig, reque
     assert result.answer == (None if gate.outcome == "drop" else "on the desk")
 
 
+def test_one_chat_model_serves_many_runners_without_an_event_loop() -> None:
+    """ChatOpenAI keeps one client for all, and its connections, on the loop that used them first."""
+    with LoopbackServer(BRAIN) as server:
+        agent = agent_of(server, Counter())
+        results = [
+            GroupRunner(agent, gate=SURVIVE, config=ENFORCE, certified=True).invoke(PROMPT) for _ in range(3)
+        ]
+        requests = server.wait_until(lambda counters: counters.in_flight == 0).requests
+    assert [result.answer for result in results] == ["on the desk"] * 3
+    assert requests == 3 * 28
+
+
 async def test_token_streaming_without_usage_is_unknown() -> None:
     """A stream of messages switches the model to tokens, for which this server reports no usage."""
     with LoopbackServer(BRAIN) as server:

@@ -8,6 +8,7 @@ coroutine for instance, cannot block a group with it.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
@@ -61,6 +62,25 @@ class LoopThread:
         future = self.offer(_done(work))
         return None if future is None else future.result()
 
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine there and wait for its result; whatever ends the waiting cancels it.
+
+        Raises:
+            RuntimeError: it is closed, or is asked from within, where it would wait for itself.
+        """
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError(
+                "a synchronous call from a coroutine of another one's run would wait for itself: "
+                "await the asynchronous method instead"
+            )
+        future = self.submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
     def close(self) -> None:
         """Let what is under way come to its end, at most a second long, and wait for the thread."""
         with self._lock:
@@ -82,6 +102,31 @@ class LoopThread:
             self._thread.start()
             weakref.finalize(self, _stop, self._loop, self._thread)
         return self._loop
+
+
+def shared_loop() -> LoopThread:
+    """The loop of this process for callers that have none and own nothing that would need one of its own.
+
+    Clients of HTTP servers stay bound to the loop that used them first, so one that is handed from caller to
+    caller must meet the same loop again.
+    """
+    global _shared
+    with _sharing:
+        if _shared is None:
+            _shared = LoopThread()
+        return _shared
+
+
+def _forget_shared() -> None:
+    """A forked child has the object but not its thread."""
+    global _shared, _sharing
+    _shared, _sharing = None, threading.Lock()
+
+
+_shared: LoopThread | None = None
+_sharing = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_shared)
 
 
 async def _done(work: Callable[[], T]) -> T:

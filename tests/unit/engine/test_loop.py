@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
+import os
 import threading
 from concurrent.futures import CancelledError
 
 import pytest
 
-from selective_rollout.engine.loop import LoopThread
+from selective_rollout.engine.loop import LoopThread, shared_loop
 
 WHERE: contextvars.ContextVar[str] = contextvars.ContextVar("WHERE", default="nowhere")
 
@@ -103,3 +104,26 @@ def test_a_closed_loop_takes_nothing_and_says_so() -> None:
     assert loop.offer(asyncio.sleep(0)) is None
     with pytest.raises(RuntimeError, match="has been closed"):
         loop.submit(asyncio.sleep(0))
+
+
+def test_waiting_for_itself_is_refused() -> None:
+    async def ask_again() -> None:
+        shared_loop().wait(asyncio.sleep(0))
+
+    with pytest.raises(RuntimeError, match="await the asynchronous method"):
+        shared_loop().wait(ask_again())
+
+
+def test_all_callers_of_a_process_share_a_loop() -> None:
+    assert shared_loop().wait(facts())[0] is shared_loop().wait(facts())[0]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_has_a_loop_of_its_own() -> None:
+    shared_loop().wait(facts())
+    child = os.fork()
+    if child == 0:
+        shared_loop().wait(facts())
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

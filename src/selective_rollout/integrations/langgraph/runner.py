@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import uuid
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, Literal, cast, get_args
 from weakref import WeakKeyDictionary
 
 from langchain_core.runnables import RunnableConfig, RunnableLambda
@@ -18,7 +18,7 @@ from langgraph.types import StreamMode
 from selective_rollout.actions import default_answer
 from selective_rollout.draws import is_audited
 from selective_rollout.engine.config import RunConfig
-from selective_rollout.engine.loop import LoopThread
+from selective_rollout.engine.loop import shared_loop
 from selective_rollout.engine.rule import GateFile, accepted_rule, warn_about
 from selective_rollout.engine.sampling import warn_of_unknown_usage
 from selective_rollout.errors import ConfigError
@@ -34,8 +34,6 @@ from selective_rollout.integrations.langgraph.rules import Aggregate, Rules
 from selective_rollout.integrations.langgraph.threads import Agent, AgentFactory
 from selective_rollout.integrations.langgraph.tracing import GroupTracing, Trace
 from selective_rollout.trace.recorder import Recorder
-
-T = TypeVar("T")
 
 
 class GroupRunner:
@@ -114,7 +112,6 @@ class GroupRunner:
         self._trace = trace
         self._attempts: dict[str, int] = {}
         """The latest attempt at groups that have not ended."""
-        self._loop = LoopThread()
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
         self._has_warned_of_usage = False
         self._rules.check(config)
@@ -248,12 +245,12 @@ class GroupRunner:
         return mended
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> AgentGroupResult:
-        """`ainvoke` for callers without an event loop; all runs of a runner share a loop in a thread."""
-        return self._wait_for(self.ainvoke(input, config, **options))
+        """`ainvoke` for callers without an event loop; all such runs of a process share one in a thread."""
+        return shared_loop().wait(self.ainvoke(input, config, **options))
 
     def resume(self, group_id: str, input: Any = None, **options: Any) -> AgentGroupResult:
         """`aresume` for callers without an event loop."""
-        return self._wait_for(self.aresume(group_id, input, **options))
+        return shared_loop().wait(self.aresume(group_id, input, **options))
 
     def stream(
         self, input: Any, config: RunnableConfig | None = None, **options: Any
@@ -261,10 +258,10 @@ class GroupRunner:
         """`astream` for callers without an event loop."""
         events = self.astream(input, config, **options)
         try:
-            while (event := self._wait_for(_next(events))) is not None:
+            while (event := shared_loop().wait(_next(events))) is not None:
                 yield event
         finally:
-            self._wait_for(events.aclose())
+            shared_loop().wait(events.aclose())
 
     def as_node(
         self,
@@ -301,7 +298,7 @@ class GroupRunner:
             result.raise_for_failure()
             return write(result)
 
-        return RunnableLambda(lambda state: self._wait_for(run(state)), afunc=run, name="group")
+        return RunnableLambda(lambda state: shared_loop().wait(run(state)), afunc=run, name="group")
 
     async def _run(
         self,
@@ -365,14 +362,6 @@ class GroupRunner:
         self._attempts[group_id] = identity.attempt
         await record.open(identity, gate, config)
         return identity
-
-    def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
-        future = self._loop.submit(work)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
 
 
 def _wish(config: RunnableConfig | None, task_id: str | None, metadata: Mapping[str, Any] | None) -> Identity:
