@@ -89,7 +89,7 @@ class TrainingGate:
         self._skip_last = skip_last or self.rule.history_mixed
         self._recorder = recorder
         self._progress = 0.0
-        self._policy_version = 0
+        self._policy_version: int | None = None
         self._begun = 0
         self._unshared: PromptHistory | None = None
         self._sizes: set[int] = set()
@@ -127,8 +127,11 @@ class TrainingGate:
         if self.alarm is not None:
             self.alarm.level = ALARM_LEVEL / workers
 
-    def at(self, *, progress: float, policy_version: int) -> None:
-        """Tell where training is: share of it done, for the schedule, and updates made, for the history."""
+    def at(self, *, progress: float, policy_version: int | None = None) -> None:
+        """Tell where training is: share of it done, for the schedule, and updates made, for the history.
+
+        Without a version the trace says that it is unknown, and a history forgets nothing for its age.
+        """
         self._progress, self._policy_version = progress, policy_version
 
     def skips(self, task_id: str, group_id: str) -> bool:
@@ -181,11 +184,12 @@ class TrainingGate:
         log = self._log(gate)
         enforce = self.enforcing
         audited = enforce and is_audited(self._config.seed, group_id, self._config.audit_rate)
+        version = None if self._policy_version is None else str(self._policy_version)
         log.begin(
             size=size,
             task_id=task_id,
             mode="enforce" if enforce else "observe",
-            policy_version=str(self._policy_version),
+            policy_version=version,
             sampling=sampling,
             history=self._last_rewards(task_id) if self.rule.history_mixed else None,
             audit=audited if enforce else None,
@@ -196,7 +200,7 @@ class TrainingGate:
             gate,
             log,
             task_id=task_id,
-            policy_version=self._policy_version,
+            policy_version=version,
             metadata=metadata or {},
             enforce=enforce,
             audited=audited,
@@ -292,7 +296,7 @@ class TrainingGate:
                 f"the gate was certified on another workload: {difference}", WorkloadWarning, stacklevel=3
             )
 
-    def _closed(self, place: int, enforced: bool, policy_version: int, outcome: GroupOutcome) -> None:
+    def _closed(self, place: int, enforced: bool, policy_version: int | None, outcome: GroupOutcome) -> None:
         as_planned = enforced or self._config.mode == "observe"
         seen = self.meter.add(outcome, self.rule.reward_tolerance, as_planned=as_planned)
         for history in (self.history, self._unshared):
@@ -302,7 +306,7 @@ class TrainingGate:
                     outcome.group.id,
                     [rollout.reward for rollout in outcome.group.rollouts],
                     was_cut=not outcome.trainable,
-                    policy_version=policy_version,
+                    policy_version=policy_version or 0,
                 )
         if isinstance(self._schedule, AuditedController) and as_planned:
             self._schedule.observe(seen, self.meter.audit_rate)

@@ -132,7 +132,7 @@ class Calls:
         self._numbered += 1
         group_id = f"{self._run}-{self._numbered}"
         if self._planned:
-            self._gate.at(progress=min(1.0, self._gate.begun / self._planned), policy_version=0)
+            self._gate.at(progress=min(1.0, self._gate.begun / self._planned))
         if self._gate.skips(task_id, group_id):
             call.skipped = True
         else:

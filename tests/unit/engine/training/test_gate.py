@@ -66,7 +66,7 @@ def test_a_schedule_follows_progress_and_never_passes_the_rule() -> None:
     gate = enforcing(schedule=linear(0.9, 0.1))
     taus = []
     for progress in (0.0, 0.5, 0.75, 1.0):
-        gate.at(progress=progress, policy_version=0)
+        gate.at(progress=progress)
         taus.append(gate.tau)
     assert taus == pytest.approx([0.5, 0.5, 0.3, 0.1])
 

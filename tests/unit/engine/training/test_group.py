@@ -168,6 +168,15 @@ def test_the_trace_holds_the_group(tmp_path: Path) -> None:
     assert (recorded.end.outcome, recorded.end.cut_at) == ("drop", 2)
 
 
+def test_a_version_of_the_policy_that_nobody_told_is_unknown(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "t.jsonl") as recorder:
+        group = TrainingGate(RULE, recorder=recorder).open("g", 2)
+        walk(group, "look", "go")
+        group.close()
+    (recorded,) = read_groups(tmp_path)
+    assert recorded.group.policy_version is None
+
+
 ACTIONS = st.lists(st.lists(st.sampled_from("ab"), min_size=0, max_size=4), min_size=2, max_size=4)
 
 
