@@ -27,6 +27,7 @@ from selective_rollout.cli.options import (
     rule_options,
 )
 from selective_rollout.cli.report_tables import show_report
+from selective_rollout.cli.runfolder import recorded_rule
 from selective_rollout.errors import ConfigError
 from selective_rollout.gate.certificate import Certificate
 from selective_rollout.gate.config import GateConfig
@@ -52,7 +53,8 @@ _TRACE = click.Path(path_type=Path)
     "gate_files",
     multiple=True,
     type=_TRACE,
-    help="Rule from a gate.toml; repeatable, the first one is the report's own. Else the flags below.",
+    help="Rule from a gate.toml; repeatable, the first one is the report's own. Else the flags below; "
+    "without them, the rule of the run folder.",
 )
 @click.option("--baseline", type=_TRACE, help="Another trace to compare with.")
 @click.option(
@@ -101,14 +103,15 @@ def report(context: click.Context, /, **options: Any) -> None:
 def _gates(context: click.Context, options: Mapping[str, Any]) -> tuple[list[NamedGate], Certificate | None]:
     """The rules to account for, and the certificate of the first one if it has any."""
     paths: Sequence[Path] = options["gate_files"]
-    if not paths:
-        rule = GateConfig.from_dict({name: options[name] for name in RULE_FIELDS})
-        return [NamedGate("gate", rule)], None
     given = [
         f"--{name.replace('_', '-')}"
         for name in RULE_FIELDS
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     ]
+    if not paths:
+        flags = GateConfig.from_dict({name: options[name] for name in RULE_FIELDS})
+        own = None if given else recorded_rule(options["traces"])
+        return [NamedGate("gate", own or flags)], None
     if given:
         raise ConfigError(f"--gate already holds the rule: leave out {', '.join(given)}")
     read = [read_gate_file(path) for path in paths]

@@ -6,11 +6,12 @@ import datetime
 import json
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from selective_rollout.errors import ConfigError
+from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.toml_text import to_toml, write_whole
 
 
@@ -55,6 +56,26 @@ class RunFolder:
         path = self.path / "metrics.json"
         write_whole(path, json.dumps(metrics, indent=2, allow_nan=False))
         return path
+
+
+def recorded_rule(traces: Iterable[Path]) -> GateConfig | None:
+    """The decision rule that all these run folders were recorded under; None if it is not one, or unknown.
+
+    Raises:
+        ConfigError: a folder's `config.toml` cannot be read.
+    """
+    rules = {_rule_in(trace / "config.toml") for trace in traces}
+    return rules.pop() if len(rules) == 1 else None
+
+
+def _rule_in(path: Path) -> GateConfig | None:
+    if not path.is_file():
+        return None
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8")).get("gate")
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: cannot read the run's settings ({error})") from None
+    return GateConfig.from_dict(table, f"{path}: gate") if isinstance(table, dict) else None
 
 
 def _require_same(existing: Path, config: Mapping[str, Any]) -> None:

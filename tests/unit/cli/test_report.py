@@ -38,11 +38,11 @@ def invoke(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, 
     return call
 
 
-def record(folder: str, mixed: int = 3, groups: int = 24) -> str:
+def record(folder: str, mixed: int = 3, groups: int = 24, name: str = "g") -> str:
     """A run folder with one trace; all groups act alike, `mixed` of them end with different rewards."""
     with Recorder(Path(folder) / "trace.jsonl", metadata={"model": "a model"}) as recorder:
         for i in range(groups):
-            with recorder.group(f"g{i}", size=2) as group:
+            with recorder.group(f"{name}{i}", size=2) as group:
                 for index in (0, 1):
                     for _ in range(12):
                         group.step(index, "go")
@@ -146,6 +146,26 @@ def test_rules_come_from_gate_files(invoke: Invoke) -> None:
     document = json.loads(invoke("run", "--gate", "late.toml", "--gate", "off.toml", "--json").out)
     assert [gate["name"] for gate in document["gates"]] == ["late", "off"]
     assert [gate["accounting"]["cuts"] for gate in document["gates"]] == [24, 0]
+
+
+def accounted(done: Done) -> tuple[float, int]:
+    gate = json.loads(done.out)["gates"][0]
+    return gate["rule"]["tau"], gate["rule"]["start_step"]
+
+
+def test_without_a_word_the_rule_is_the_one_that_was_recorded(invoke: Invoke) -> None:
+    Path("run/config.toml").write_text("[run]\nseed = 0\n\n[gate]\nstart_step = 7\ntau = 0.3\n")
+    assert accounted(invoke("run", "--json")) == (0.3, 7)
+    assert accounted(invoke("run", "--json", "--tau", "0.2")) == (0.2, 10)
+    assert accounted(invoke("run", record("other", name="h"), "--json")) == (0.12, 10), (
+        "not one rule for both"
+    )
+
+
+def test_settings_of_a_run_that_cannot_be_read_are_named(invoke: Invoke) -> None:
+    Path("run/config.toml").write_text("[gate\n")
+    with pytest.raises(ConfigError, match=r"run/config\.toml: cannot read the run's settings"):
+        invoke("run")
 
 
 def test_a_sweep_is_drawn(invoke: Invoke) -> None:
