@@ -13,11 +13,11 @@ from selective_rollout.engine.outcome import GroupOutcome
 from selective_rollout.engine.resume import EndedGroup, ResumePoint
 from selective_rollout.engine.rule import AuditAlarmWarning, UncertifiedGateWarning, warn_about
 from selective_rollout.engine.runner import Workshop, run_in
+from selective_rollout.engine.watch import observing, seen_of
 from selective_rollout.errors import ConfigError
-from selective_rollout.gate.audit import Alarm, Seen
+from selective_rollout.gate.audit import Alarm
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.history import PromptHistory
-from selective_rollout.rewards import group_label
 from selective_rollout.types import Task
 
 __all__ = ["AuditAlarmWarning", "UncertifiedGateWarning", "group_ids", "run_groups", "warn_about"]
@@ -203,9 +203,7 @@ def _watch(outcome: GroupOutcome, place: int, shop: Workshop, alarm: Alarm | Non
     """Tell the alarm of a group."""
     if alarm is None or shop.config.mode != "enforce":
         return
-    fired = outcome.would_cut_at is not None and not outcome.late_veto
-    label = group_label(outcome.group, tolerance=shop.gate.reward_tolerance)
-    alarm.note(place, Seen(outcome.cut_as is not None, outcome.audited and fired, label.zero_variance))
+    alarm.note(place, seen_of(outcome, shop.gate.reward_tolerance))
 
 
 def _heeding(alarm: Alarm | None, shop: Workshop) -> Workshop:
@@ -217,4 +215,4 @@ def _heeding(alarm: Alarm | None, shop: Workshop) -> Workshop:
 
 
 def _observing(shop: Workshop) -> Workshop:
-    return replace(shop, config=replace(shop.config, mode="observe"))
+    return replace(shop, config=observing(shop.config))

@@ -14,6 +14,7 @@ from langgraph.types import Checkpointer, Command, RetryPolicy
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.conversation import Opening, default_opening, prompt_opening
 from selective_rollout.engine.rule import GateFile, accepted_rule
+from selective_rollout.engine.watch import AuditWatch
 from selective_rollout.env.base import EnvironmentFactory
 from selective_rollout.env.prompt import PromptEnvironment
 from selective_rollout.errors import ConfigError
@@ -164,13 +165,15 @@ def build_graph(
             f"run.hold must be all in a graph, whose supersteps are barriers, not {config.hold}"
         )
     usual_opening = prompt_opening if environment is None else default_opening
+    accepted = accepted_rule(GateConfig() if gate is None else gate, config, certified=certified)
     parts = Parts(
         policy=policy,
         environment=environment or PromptEnvironment,
         opening=opening or usual_opening,
         config=config,
         recorder=recorder,
-        accepted=accepted_rule(GateConfig() if gate is None else gate, config, certified=certified),
+        accepted=accepted,
+        watch=AuditWatch(accepted, config),
         retry=retry,
         history=history,
     )

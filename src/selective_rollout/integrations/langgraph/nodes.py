@@ -17,6 +17,7 @@ from selective_rollout.engine.rule import warn_about
 from selective_rollout.gate.decision import Reason
 from selective_rollout.integrations.langgraph.book import Book
 from selective_rollout.integrations.langgraph.plan import Plan, is_enforcing, plan_next
+from selective_rollout.integrations.langgraph.result import GroupResult
 from selective_rollout.integrations.langgraph.session import Session
 from selective_rollout.integrations.langgraph.settings import record
 from selective_rollout.integrations.langgraph.state import (
@@ -42,6 +43,7 @@ def open_group(state: GroupState) -> Plain:
     """Settle who the group is and under which settings it runs; `rollouts` starts afresh."""
     session = _session()
     session.has_opened = True
+    session.take_place()
     gate, config = session.gate, session.config
     session.require_covered()
     warn_about(gate, config, session.parts.accepted.certified)
@@ -130,6 +132,7 @@ def finish(state: GroupState) -> Plain:
     book.catch_up(rollouts.values())
     session.close_book(state["verdict"], [rollout["reward"] for rollout in rollouts.values()])
     status = _status(state["verdict"], rollouts.values())
+    session.review(GroupResult.from_state({**state, "rollouts": rollouts, "status": status}))
     emit({"type": "end", "group": state["group_id"], "status": status, **state["verdict"]})
     return {"rollouts": stopped, "status": status}
 

@@ -43,6 +43,8 @@ class Identity:
     attempt: int = 1
     audited: bool = False
     """Whether a would-be cut of this group runs on."""
+    observed: bool = False
+    """Whether the audits' alarm had rung when it opened, so that nothing is cut."""
     tau: float | None = None
     """The group's own threshold; None: the rule's."""
     past: Sequence[float] | None = None

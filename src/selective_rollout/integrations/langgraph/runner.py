@@ -21,6 +21,7 @@ from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.loop import shared_loop
 from selective_rollout.engine.rule import GateFile, accepted_rule, warn_about
 from selective_rollout.engine.sampling import warn_of_unknown_usage
+from selective_rollout.engine.watch import AuditWatch, observing
 from selective_rollout.errors import ConfigError
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.history import PromptHistory
@@ -112,6 +113,7 @@ class GroupRunner:
         self._trace = trace
         self._attempts: dict[str, int] = {}
         """The latest attempt at groups that have not ended."""
+        self._watch = AuditWatch(accepted, config)
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
         self._has_warned_of_usage = False
         self._rules.check(config)
@@ -319,15 +321,27 @@ class GroupRunner:
             await record.load()
             if goes_on and record.is_known:
                 start = replace(start, is_resume=True)
+            is_new = not record.is_known
             identity = await self._opened(record, wish, start)
-            group = AgentGroup(identity, record, self._rules, self._setup, start, tracing, slots, emit)
-            result = await group.run()
+            setup = replace(self._setup, config=observing(config)) if identity.observed else self._setup
+            group = AgentGroup(identity, record, self._rules, setup, start, tracing, slots, emit)
+            result = await self._watched(group, self._watch.begin(setup.config) if is_new else None)
             output |= {"answer": result.answer, "status": result.status, "cut_at": result.cut_at}
         if not result.interrupts:
             self._attempts.pop(wish.group_id, None)
         if result.ledger.unknown_requests and not self._has_warned_of_usage:
             self._has_warned_of_usage = True
             warn_of_unknown_usage(result.ledger)
+        return result
+
+    async def _watched(self, group: AgentGroup, place: int | None) -> AgentGroupResult:
+        """Run a group, and tell the audits' alarm what came of it."""
+        seen = None
+        try:
+            result = await group.run()
+            seen = None if result.interrupts else result
+        finally:
+            self._watch.end(place, seen)
         return result
 
     async def _opened(self, record: GroupRecord, wish: Identity, start: Start) -> Identity:
@@ -352,10 +366,14 @@ class GroupRunner:
             record.check(gate, config)
             identity = record.identity()
         else:
+            is_off = self._watch.rung
             identity = replace(
                 wish,
                 attempt=self._attempts.get(group_id, int(start.is_resume)) + 1,
-                audited=config.mode == "enforce" and is_audited(config.seed, group_id, config.audit_rate),
+                observed=is_off,
+                audited=not is_off
+                and config.mode == "enforce"
+                and is_audited(config.seed, group_id, config.audit_rate),
                 **self._rules.facts_about(wish.task_id, wish.metadata, config.group_size),
             )
         identity = replace(identity, attempt=wish.attempt or identity.attempt)

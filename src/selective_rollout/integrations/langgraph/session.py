@@ -19,7 +19,9 @@ from selective_rollout.actions import ActionOptions, read_action
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.conversation import Opening
 from selective_rollout.engine.loop import LoopThread
+from selective_rollout.engine.outcome import GroupOutcome
 from selective_rollout.engine.rule import AcceptedRule
+from selective_rollout.engine.watch import AuditWatch, observing
 from selective_rollout.env.base import Environment, EnvironmentFactory, Observation
 from selective_rollout.errors import ConfigError, EnvironmentFault
 from selective_rollout.gate.certificate import accepts
@@ -51,6 +53,7 @@ class Parts:
     recorder: Recorder | None
     accepted: AcceptedRule
     """The rule that the graph was built with, and what certifies it."""
+    watch: AuditWatch
     retry: RetryPolicy | None = None
     history: PromptHistory | None = None
     loop: LoopThread = field(default_factory=LoopThread)
@@ -103,6 +106,8 @@ class Session:
         self._policy: Policy | None = None
         self._worlds: dict[int, World] = {}
         self._book: Book | None = None
+        self._place: int | None = None
+        """Of a group that was opened here and is under way, in the order of the audits' alarm."""
         self._in_flight: set[Future[Any]] = set()
         self._is_aborted = False
 
@@ -118,6 +123,18 @@ class Session:
         reasons = accepts(certificate, self.gate, per_stratum=True)
         if reasons:
             raise ConfigError(f"context: the certificate does not cover this rule: {'; '.join(reasons)}")
+
+    def take_place(self) -> None:
+        """Line up for the audits' alarm; once it has rung, the group is only observed."""
+        watch = self.parts.watch
+        if watch.rung:
+            self.config = observing(self.config)
+        self._place = watch.begin(self.config)
+
+    def review(self, outcome: GroupOutcome | None) -> None:
+        """Tell the audits' alarm what came of the group; None if nothing can be said."""
+        place, self._place = self._place, None
+        self.parts.watch.end(place, outcome)
 
     def policy_for(self, config: RunConfig) -> Policy:
         """The policy; made on first use if the graph was built without one.
@@ -230,6 +247,7 @@ class Session:
 
     async def aclose(self) -> None:
         """Close the environments, and the policy if it was made for this run."""
+        self.review(None)
         for rollout in tuple(self._worlds):
             self.leave(rollout)
         policy, self._policy = self._policy, None
