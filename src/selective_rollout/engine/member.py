@@ -57,6 +57,8 @@ class Member(RolloutRecord):
     control: Control
     log: GroupLog
     resumed: Sequence[Step] = ()
+    siblings: int = 1
+    """Rollouts of the group that begin as this one does, itself included."""
     feed: StreamFeed | None = None
     """Hears the completions, where the group's streams are watched."""
 
@@ -190,6 +192,7 @@ class Member(RolloutRecord):
             step=len(self.steps) + 1,
             seed=sampling_seed(self.config.seed, self.group_id, self.index),
             admissible=admissible,
+            siblings=1 if self.steps else self.siblings,
             meter=meter,
             listener=self.feed,
         )

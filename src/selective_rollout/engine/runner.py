@@ -133,6 +133,7 @@ async def run_in(
     audited = _is_audited(config, group_id, earlier)
     stream = _stream(shop, gate, sampling, history, earlier)
     log = _begin(shop, task, gate, stream, sampling, history, audited, earlier)
+    fresh = earlier is None or not any(earlier.steps.values())
     members: list[Member] = []
     control = _control(shop, gate, stream, audited, on_stop=lambda rollout: members[rollout].stop())
     for index in range(config.group_size):
@@ -149,6 +150,7 @@ async def run_in(
                 control,
                 log,
                 resumed=tuple(earlier.steps.get(index, ())) if earlier else (),
+                siblings=config.group_size if fresh else 1,
                 feed=StreamFeed(index, stream, log, control) if stream is not None else None,
             )
         )

@@ -75,6 +75,8 @@ class RequestInfo:
     """Sampling seed of this rollout (base seed + rollout)."""
     admissible: tuple[str, ...] | None = None
     """Actions the environment would understand now, if it says."""
+    siblings: int = 1
+    """Rollouts that ask for this step with the same messages, numbered from 0; 1: nobody else is known to."""
     meter: Meter = field(default_factory=Meter, compare=False)
     listener: Listener | None = field(default=None, compare=False)
     """Wants to hear the completion as it comes. A policy that cannot stream may leave it out."""

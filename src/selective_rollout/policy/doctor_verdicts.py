@@ -124,7 +124,11 @@ def _choices(report: EndpointReport) -> Check:
     if report.honours_n is None:
         return Check("n choices", "unknown", "not found out")
     if report.honours_n:
-        return Check("n choices", "pass", "n = 2 gives two")
+        return Check(
+            "n choices",
+            "pass",
+            'n = 2 gives two; first_step "shared" pays where requests do not share a cold prompt (llama.cpp)',
+        )
     return Check(
         "n choices", "warn", "n = 2 gives fewer", "this package sends one request per rollout anyway"
     )

@@ -12,6 +12,9 @@ from selective_rollout.errors import ConfigError
 Constrain: TypeAlias = Literal["choice", "grammar", "json_schema"]
 """How a server is told to keep to a set of actions; see `policy.constrain`."""
 
+FirstStep: TypeAlias = Literal["each", "shared"]
+"""each: one request per rollout. shared: the first step of a group is one request with n choices."""
+
 _OWNED: Final = frozenset({"messages", "model", "n", "stream", "stream_options", "seed"})
 
 

@@ -87,6 +87,18 @@ class RequestBuilder:
         return False
 
 
+def shared_request(request: Request, info: RequestInfo) -> Request:
+    """The request that asks for the same step of all siblings at once.
+
+    Servers give choice i the seed of the request plus i, so it asks with the seed of rollout 0.
+    """
+    body = dict(request.body, n=info.siblings)
+    if info.seed is not None:
+        body["seed"] = info.seed - info.rollout
+    headers = {name: value for name, value in request.headers.items() if name != "x-rollout-id"}
+    return Request(body, headers)
+
+
 def header_text(text: str) -> str:
     """An id as a header value: percent-encoded where needed, and a long one ends in a digest instead."""
     plain = text.isascii() and text.isprintable() and text == text.strip()

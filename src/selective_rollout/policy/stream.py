@@ -67,6 +67,11 @@ class Assembly:
         for position, choice in enumerate(self._open(response)):
             self._add(position, choice, "message")
 
+    def count(self, index: int) -> int:
+        """Chunks of one choice so far that carried anything generated."""
+        parts = self._parts.get(index)
+        return parts.chunks if parts is not None else 0
+
     def finish(self) -> list[Choice]:
         """Close the answer and return its choices by index.
 
@@ -132,12 +137,23 @@ def read_piece(payload: object) -> Piece:
     Raises:
         PolicyError: kind "protocol" if it is no chunk.
     """
+    return next((piece for _, piece in read_pieces(payload)), Piece())
+
+
+def read_pieces(payload: object) -> list[tuple[int, Piece]]:
+    """What a chunk, or a whole answer, adds to each of its choices, as (index, piece); see `read_piece`.
+
+    Raises:
+        PolicyError: kind "protocol" if it is no chunk.
+    """
+    pieces = []
     choices = as_list(as_object(payload, "a part of the answer").get("choices"), "choices")
-    if not choices:
-        return Piece()
-    choice = as_object(choices[0], "a choice")
-    delta = choice.get("delta") if "delta" in choice else choice.get("message")
-    return Piece(said(as_object(delta, "delta")), _token_ids(choice))
+    for position, value in enumerate(choices):
+        choice = as_object(value, "a choice")
+        delta = choice.get("delta") if "delta" in choice else choice.get("message")
+        piece = Piece(said(as_object(delta, "delta")), _token_ids(choice))
+        pieces.append((choice.get("index", position), piece))
+    return pieces
 
 
 def _token_ids(choice: Mapping[str, Any]) -> tuple[int, ...] | None:
