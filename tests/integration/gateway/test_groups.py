@@ -282,6 +282,32 @@ async def test_a_hold_ends_by_itself_and_the_gate_is_off(start: Start, model: Lo
     running = await start(model.base_url, rule=EARLY, run=RunConfig(mode="enforce", hold_timeout_s=0.05))
     async with Agents(running.url) as agents:
         assert await agents.run(0) == "The answer is 42."
+    lines = map(json.loads, running.trace.read_text().splitlines())
+    decisions = [line for line in lines if line["type"] == "decision"]
+    assert [(d["reason"], d["step"], d["fires"]) for d in decisions] == [("disabled", 3, False)]
+
+
+async def test_a_gate_that_is_off_for_a_group_is_off_after_a_restart(
+    start: Start, model: LoopbackServer
+) -> None:
+    running = await start(model.base_url, rule=EARLY, run=RunConfig(mode="enforce", hold_timeout_s=0.05))
+    async with Agents(running.url) as agents:
+        assert await agents.run(0) == "The answer is 42."
+    await running.stop()
+    before = running.trace.read_text()
+    again = await start(model.base_url, rule=EARLY, run=ENFORCE, resume=True)
+    async with Agents(again.url) as agents:
+        for rollout in range(1, G):  # one after the other: nobody is held either
+            assert await agents.run(rollout) == "The answer is 42."
+        assert await agents.all(group="g2") == ["410 group_cut"] * G
+        for rollout in range(G):
+            await agents.post(f"g1/rollouts/{rollout}/end", {"reward": 1})
+    assert '"decision"' not in "".join(
+        line for line in again.trace.read_text().removeprefix(before).splitlines() if '"g1"' in line
+    )
+    recorded = next(group for group in read_groups(again.trace) if group.group.id == "g1")
+    assert recorded.end is not None
+    assert (recorded.end.outcome, recorded.end.would_cut_at) == (None, None)
 
 
 async def test_a_stop_sends_held_requests_away_and_a_restart_goes_on(

@@ -67,7 +67,7 @@ def test_the_page_works_as_it_is_written(tmp_path: Path) -> None:
     blocks = [
         block.strip() for _, block in BLOCK.findall(text.replace("8790", gateway).replace("8000", model))
     ]
-    serve, play, agent, curls, report, enforce, again, error = blocks
+    serve, play, agent, curls, report, enforce, again, error, *_ = blocks
     (tmp_path / "agent.py").write_text(agent)
     with running(play, tmp_path, "http", signal.SIGTERM):
         with running(f"{serve} --port {gateway}", tmp_path, "recording"):

@@ -38,8 +38,8 @@ _SERVER_RUN: Final = frozenset(
 
 
 def api_of(path: bytes) -> Api | None:
-    """Which generating endpoint a path from /v1 on names."""
-    return _APIS.get(path)
+    """Which generating endpoint a path from /v1 on names; a server may keep it deeper than at its root."""
+    return _APIS.get(path[path.rfind(b"/v1/") :])
 
 
 class Body(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from selective_rollout.engine.hold import GateControl
 from selective_rollout.errors import GroupError
+from selective_rollout.gate.decision import Reason
 from selective_rollout.gate.group import GroupGate
 from selective_rollout.gate.sampling import identical_sampling
 from selective_rollout.integrations.gateway.answer import Answer
@@ -18,7 +19,7 @@ from selective_rollout.integrations.gateway.refusal import Refusal, cut_as_drop,
 from selective_rollout.integrations.gateway.threads import Thread
 from selective_rollout.rewards import parse_reward
 from selective_rollout.trace.group_log import GroupLog
-from selective_rollout.trace.schema import Event
+from selective_rollout.trace.schema import DecisionEvent, Event
 from selective_rollout.types import Mode, RolloutStatus
 
 Write = Callable[[Event], None]
@@ -69,8 +70,10 @@ class Desk:
         self._begun = False
         tau = config.tau_of(facts.metadata) if config.tau_of is not None else None
         self.gate = GroupGate(config.rule, facts.size, group_id=facts.trace_id, tau=tau)
+        self._write = self._begin_and(write)
+        self._off = False
         self.log = GroupLog(
-            self._begin_and(write),
+            self._write,
             facts.trace_id,
             attempt=facts.attempt,
             gate=self.gate,
@@ -115,12 +118,20 @@ class Desk:
         member = self.members[rollout]
         if not self.enforced or member.status not in (RolloutStatus.RUNNING, RolloutStatus.CUT):
             return None
+        check = self.gate.next_check
         member.waiting += 1
         try:
             allowed = member.running and await self.control.permit(rollout)
         finally:
             member.waiting -= 1
+        if check is not None:
+            self._note_off(check)
         return None if allowed and member.status is not RolloutStatus.CUT else self.refusal()
+
+    def switch_off(self) -> None:
+        """The gate is off for this group, as its trace says."""
+        self._off = True
+        self.gate.disable()
 
     def answered(
         self, rollout: int, thread: Thread | None, answer: Answer | None, *, offered_tools: bool, now: float
@@ -221,6 +232,22 @@ class Desk:
                 answer=verdict.answer,
                 late_veto=verdict.late_veto,
             )
+
+    def _note_off(self, check: int) -> None:
+        """Record once that a hold at a check took too long: the gate stays off after a restart."""
+        if self._off or self.gate.fired is not None or self.gate.confirm().reason is not Reason.DISABLED:
+            return
+        self._off = True
+        self._write(
+            DecisionEvent(
+                group=self.facts.trace_id,
+                attempt=self.facts.attempt,
+                step=check,
+                fires=False,
+                reason=Reason.DISABLED.value,
+                tau=self.gate.tau,
+            )
+        )
 
     def _give_up(self, member: Member, final: bool, now: float) -> None:
         if final:

@@ -19,7 +19,11 @@ _NO_CHOICES: Final = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 
 
 class Listener(Protocol):
-    """Sees every byte of an answer before the client does."""
+    """Sees every byte of an answer before the client does, and reads it as soon as the client has it.
+
+    Nothing is awaited between the sending and the reading, so whatever a client sends because of an answer
+    finds that answer read; and nobody waits for it.
+    """
 
     def feed(self, chunk: bytes) -> bytes:
         """Take in a part; returns what may go to the client now."""
@@ -27,12 +31,15 @@ class Listener(Protocol):
     def end(self) -> bytes:
         """The answer is complete; returns what is left for the client."""
 
-    def broken(self) -> None:
-        """The answer broke off, or was ended."""
+    def sent(self) -> None:
+        """What `feed` returned is on its way to the client."""
+
+    def close(self) -> None:
+        """Nothing more comes, and all has been sent: the answer is complete, broke off, or was ended."""
 
 
 class WholeListener:
-    """Holds a JSON answer back until it is complete, so that it is known before the client goes on.
+    """Holds a JSON answer back until it is complete, so that the client cannot go on with half of it.
 
     Args:
         api: the endpoint.
@@ -47,6 +54,7 @@ class WholeListener:
         self._parts: list[bytes] = []
         self._size = 0
         self._given_up = False
+        self._whole: bytes | None = None
 
     def feed(self, chunk: bytes) -> bytes:
         """See `Listener.feed`."""
@@ -62,19 +70,21 @@ class WholeListener:
     def end(self) -> bytes:
         """See `Listener.end`."""
         if self._given_up:
-            self._on_answer(None)
             return b""
-        body = b"".join(self._parts)
-        self._on_answer(read_whole(self._api, body, self._n))
-        return body
+        self._whole = b"".join(self._parts)
+        return self._whole
 
-    def broken(self) -> None:
-        """See `Listener.broken`."""
-        self._on_answer(None)
+    def sent(self) -> None:
+        """See `Listener.sent`."""
+
+    def close(self) -> None:
+        """See `Listener.close`."""
+        whole = self._whole
+        self._on_answer(read_whole(self._api, whole, self._n) if whole is not None else None)
 
 
 class StreamListener:
-    """Lets whole events through as they come, and knows the answer before its last event leaves.
+    """Lets whole events through as they come, and reads the answer behind its last event.
 
     Args:
         api: the endpoint.
@@ -92,11 +102,12 @@ class StreamListener:
         self._size = 0
         self._open = b""
         """The beginning of an event that has not come whole."""
+        self._has_last = False
 
     def feed(self, chunk: bytes) -> bytes:
         """See `Listener.feed`."""
         buffer = self._open + chunk
-        end = max(_behind(buffer, mark) for mark in _ENDS)
+        end = len(buffer) if buffer.endswith(_ENDS) else max(_behind(buffer, mark) for mark in _ENDS)
         if len(buffer) - end > self._most:
             end = len(buffer)
         events, self._open = buffer[:end], buffer[end:]
@@ -105,28 +116,27 @@ class StreamListener:
     def end(self) -> bytes:
         """See `Listener.end`."""
         rest, self._open = self._open, b""
-        shown = self._let_through(rest) if rest else b""
-        self._tell()
-        return shown
+        return self._let_through(rest) if rest else b""
 
-    def broken(self) -> None:
-        """See `Listener.broken`."""
-        self._tell()
+    def sent(self) -> None:
+        """See `Listener.sent`; clients go on at the last event, before the end of the body."""
+        if self._has_last:
+            self.close()
 
-    def _let_through(self, events: bytes) -> bytes:
-        self._size += len(events)
-        if self._size <= self._most:
-            self._seen.append(events)
-        if any(word in events for word in _LAST):
-            self._tell()
-        return without_usage(events) if self._hide_usage and _NO_CHOICES.search(events) else events
-
-    def _tell(self) -> None:
+    def close(self) -> None:
+        """See `Listener.close`."""
         tell, self._on_answer = self._on_answer, None
         if tell is not None:
             whole = self._size <= self._most
             tell(read_stream(self._api, b"".join(self._seen), self._n) if whole else None)
             self._seen.clear()
+
+    def _let_through(self, events: bytes) -> bytes:
+        self._size += len(events)
+        if self._size <= self._most:
+            self._seen.append(events)
+        self._has_last = self._has_last or any(word in events for word in _LAST)
+        return without_usage(events) if self._hide_usage and _NO_CHOICES.search(events) else events
 
 
 def without_usage(events: bytes) -> bytes:

@@ -41,6 +41,23 @@ class _Seat:
     body: Body
 
 
+class _Hearing:
+    """Takes in once what a request shows, however often it is called.
+
+    Args:
+        hear: takes it in; returns the conversation that the request belongs to.
+    """
+
+    def __init__(self, hear: Callable[[], Thread | None]) -> None:
+        self.thread: Thread | None = None
+        self._hear: Callable[[], Thread | None] | None = hear
+
+    def __call__(self) -> None:
+        hear, self._hear = self._hear, None
+        if hear is not None:
+            self.thread = hear()
+
+
 class Proxy:
     """Serves requests for the model server.
 
@@ -110,14 +127,12 @@ class Proxy:
         flight = Flight()
         member.flights.add(flight)
         try:
-            thread = None
-            if member.running:
-                thread = desk.hear(member.index, seat.api, exchange.body, seat.body, self._book.clock())
-                self._book.settle(desk)
-            listen = self._listening(exchange, seat, thread)
+            hearing = _Hearing(partial(self._hear, exchange.body, seat))
+            listen = self._listening(exchange, seat, hearing)
             if not desk.enforced:
-                await self._relay.pass_on(exchange, listen)
+                await self._observe(exchange, listen, hearing)
                 return
+            hearing()
             while (refusal := await self._permission(desk, member)) is None:
                 if await flight.run(self._relay.pass_on(exchange, listen)):
                     return
@@ -134,6 +149,22 @@ class Proxy:
             member.seen_at = desk.touched_at = now = self._book.clock()
             desk.settle(now)
             self._book.settle(desk)
+
+    async def _observe(
+        self, exchange: Exchange, listen: Callable[[bool], Listener], hearing: _Hearing
+    ) -> None:
+        """Pass a request on and hear it while the server works: the gate does not hold it."""
+        try:
+            await self._relay.pass_on(exchange, listen, hearing)
+        finally:
+            hearing()  # what it shows counts also when the server cannot be reached
+
+    def _hear(self, raw: bytes, seat: _Seat) -> Thread | None:
+        if not seat.member.running:
+            return None
+        thread = seat.desk.hear(seat.member.index, seat.api, raw, seat.body, self._book.clock())
+        self._book.settle(seat.desk)
+        return thread
 
     async def _permission(self, desk: Desk, member: Member) -> Refusal | None:
         """Ask for leave to go on; a refusal is the end.
@@ -161,15 +192,13 @@ class Proxy:
         if seat.body.stream:
             await exchange.end(seat.desk.refusal().events(responses=seat.api == "responses"))
 
-    def _listening(
-        self, exchange: Exchange, seat: _Seat, thread: Thread | None
-    ) -> Callable[[bool], Listener]:
+    def _listening(self, exchange: Exchange, seat: _Seat, hearing: _Hearing) -> Callable[[bool], Listener]:
         """How an answer is read on its way; may ask for the usage of a stream."""
         hide_usage = self._config.inject_usage and _lacks_usage(seat)
         if hide_usage:
             exchange.body = _asking_for_usage(exchange.body)
         most, n = self._config.limits.answer_bytes, max(1, seat.body.n or 1)
-        told: OnAnswer = partial(self._answered, seat, thread)
+        told: OnAnswer = partial(self._answered, seat, hearing)
 
         def listen(is_stream: bool) -> Listener:
             if is_stream:
@@ -178,9 +207,13 @@ class Proxy:
 
         return listen
 
-    def _answered(self, seat: _Seat, thread: Thread | None, answer: Answer | None) -> None:
+    def _answered(self, seat: _Seat, hearing: _Hearing, answer: Answer | None) -> None:
         seat.desk.answered(
-            seat.member.index, thread, answer, offered_tools=seat.body.offers_tools, now=self._book.clock()
+            seat.member.index,
+            hearing.thread,
+            answer,
+            offered_tools=seat.body.offers_tools,
+            now=self._book.clock(),
         )
 
 

@@ -36,12 +36,15 @@ class Relay:
         self._credentials = _credentials(endpoint) if holds_key else None
         self._secret = endpoint.api_key.encode() if endpoint.api_key != NO_KEY else None
 
-    async def pass_on(self, exchange: Exchange, listen: Listen | None = None) -> None:
+    async def pass_on(
+        self, exchange: Exchange, listen: Listen | None = None, on_sent: Callable[[], None] = lambda: None
+    ) -> None:
         """Pass a request on and its answer back.
 
         Args:
             exchange: the request.
             listen: makes a listener for a good answer.
+            on_sent: see `Upstream.send`.
 
         Raises:
             Refused: the server redirects.
@@ -53,7 +56,9 @@ class Relay:
             credentials=self._credentials,
             readable=listen is not None,
         )
-        sending = self._upstream.send(exchange.method, exchange.path, exchange.query, headers, exchange.body)
+        sending = self._upstream.send(
+            exchange.method, exchange.path, exchange.query, headers, exchange.body, on_sent
+        )
         try:
             async with sending as response:
                 self._counts.answers[f"{response.status // 100}xx"] += 1
@@ -82,9 +87,13 @@ class Relay:
         listener = listen(_is_stream(headers)) if listen is not None and status == 200 and readable else None
         if listener is None:
             await exchange.start(status, headers)
+            rest = b""
             async for chunk in response.body():
-                await exchange.write(chunk)
-            await exchange.end()
+                if response.complete:
+                    rest = chunk
+                else:
+                    await exchange.write(chunk)
+            await exchange.end(rest)
         else:
             await self._listen(exchange, response, headers, listener)
 
@@ -94,18 +103,22 @@ class Relay:
         try:
             if _is_stream(headers):
                 await exchange.start(response.status, headers)
+            rest = b""
             async for chunk in response.body():
-                if shown := listener.feed(chunk):
+                shown = listener.feed(chunk)
+                if response.complete:
+                    rest = shown
+                elif shown:
                     if not exchange.started:
                         await exchange.start(response.status, headers)
                     await exchange.write(shown)
-            rest = listener.end()
-        except BaseException:
-            listener.broken()
-            raise
-        if not exchange.started:
-            await exchange.start(response.status, headers)
-        await exchange.end(rest)
+                    listener.sent()
+            rest += listener.end()
+            if not exchange.started:
+                await exchange.start(response.status, headers)
+            await exchange.end(rest)
+        finally:
+            listener.close()
 
     async def _send_error(self, exchange: Exchange, response: Answering, headers: Headers) -> None:
         """Servers like to repeat the key that they refuse; clients are not shown it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from pathlib import Path
 
+from selective_rollout.gate.decision import Reason
 from selective_rollout.integrations.gateway.book import Book
 from selective_rollout.integrations.gateway.config import GatewayConfig
 from selective_rollout.integrations.gateway.desk import Desk, GroupFacts, Write
@@ -70,6 +71,8 @@ class _Tap:
 def _desk(recorded: RecordedGroup, config: GatewayConfig, write: Write, now: float) -> Desk:
     tap = _Tap(write)
     desk = Desk(_facts(recorded, config), config, tap, now)
+    if any(decision.reason is Reason.DISABLED for decision in recorded.decisions):
+        desk.switch_off()  # before its steps are told: what stood at the check then may all agree by now
     was_cut = any(rollout.status is RolloutStatus.CUT for rollout in recorded.group.rollouts)
     for rollout in recorded.group.rollouts:
         _replay(desk, desk.members[rollout.index], rollout, recorded, was_cut=was_cut)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 from urllib.parse import urlsplit
@@ -26,6 +26,11 @@ class Answering:
         self.headers = connection.headers
         self._connection = connection
         self._silence_s = silence_s
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing more comes; see `Connection.complete`."""
+        return self._connection.complete
 
     def body(self) -> AsyncIterator[bytes]:
         """Iterate over the body as it comes; see `Connection.body`."""
@@ -60,7 +65,13 @@ class Upstream:
 
     @asynccontextmanager
     async def send(
-        self, method: str, path: bytes, query: bytes, headers: Headers, body: bytes
+        self,
+        method: str,
+        path: bytes,
+        query: bytes,
+        headers: Headers,
+        body: bytes,
+        on_sent: Callable[[], None] = lambda: None,
     ) -> AsyncIterator[Answering]:
         """Send a request; leaving the block gives back its connection, or closes it if the answer goes on.
 
@@ -70,6 +81,7 @@ class Upstream:
             query: raw query, without the question mark.
             headers: all of them, the host included.
             body: the whole body.
+            on_sent: called each time the request has been sent, before its answer is waited for.
 
         Raises:
             WireError: the server cannot be reached, or breaks off.
@@ -78,7 +90,7 @@ class Upstream:
         lines = [method.encode("ascii") + b" " + target + b" HTTP/1.1"]
         lines += [name + b": " + value for name, value in headers]
         request = b"\r\n".join([*lines, b"", body])
-        connection = await self._asked(request, head_only=method == "HEAD")
+        connection = await self._asked(request, on_sent, head_only=method == "HEAD")
         try:
             yield Answering(connection, self._silence_s)
         finally:
@@ -88,7 +100,7 @@ class Upstream:
         """Close all connections that lie idle."""
         self._pool.close()
 
-    async def _asked(self, request: bytes, *, head_only: bool) -> Connection:
+    async def _asked(self, request: bytes, on_sent: Callable[[], None], *, head_only: bool) -> Connection:
         """Send a request and wait for the head of its answer.
 
         A kept connection may have been closed by the server in this very moment; then another one is made,
@@ -96,15 +108,18 @@ class Upstream:
         """
         connection = await self._pool.take()
         try:
-            return await self._ask(connection, request, head_only=head_only)
+            return await self._ask(connection, request, on_sent, head_only=head_only)
         except ConnectionBroke:
             if not connection.reused or connection.answered:
                 raise
-        return await self._ask(await self._pool.take(fresh=True), request, head_only=head_only)
+        return await self._ask(await self._pool.take(fresh=True), request, on_sent, head_only=head_only)
 
-    async def _ask(self, connection: Connection, request: bytes, *, head_only: bool) -> Connection:
+    async def _ask(
+        self, connection: Connection, request: bytes, on_sent: Callable[[], None], *, head_only: bool
+    ) -> Connection:
         try:
             connection.send(request, head_only=head_only)
+            on_sent()
             await connection.head(self._silence_s)
         except BaseException:
             connection.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections import deque
 from collections.abc import AsyncIterator
 from typing import Final, cast
 
@@ -43,7 +42,7 @@ class Connection(asyncio.Protocol):
         self._complete = False
         self._broken = False
         self._header_bytes = 0
-        self._chunks: deque[bytes] = deque()
+        self._chunks: list[bytes] = []
         self._waiting_bytes = 0
         self._paused = False
         self._changed: asyncio.Future[None] | None = None
@@ -54,9 +53,14 @@ class Connection(asyncio.Protocol):
         return self._has_head or self._header_bytes > 0 or self.status > 0
 
     @property
+    def complete(self) -> bool:
+        """Whether the whole answer has come, and all of its body was handed out."""
+        return self._complete and not self._chunks
+
+    @property
     def reusable(self) -> bool:
         """Whether another request can follow the last one."""
-        return self._complete and not self._broken and not self._chunks and self._is_open()
+        return self.complete and not self._broken and self._is_open()
 
     def send(self, request: bytes, *, head_only: bool) -> None:
         """Send a request.
@@ -81,15 +85,16 @@ class Connection(asyncio.Protocol):
             await self._change(silence_s)
 
     async def body(self, silence_s: float) -> AsyncIterator[bytes]:
-        """Iterate over the body as it comes.
+        """Iterate over the body as it comes; chunks that came together stay together.
 
         Raises:
             WireError: it breaks off.
         """
         while True:
             while self._chunks:
-                chunk = self._chunks.popleft()
-                self._waiting_bytes -= len(chunk)
+                chunk = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+                self._chunks.clear()
+                self._waiting_bytes = 0
                 self._resume()
                 yield chunk
             if self._complete:

@@ -51,13 +51,14 @@ def split(data: bytes, cuts: list[int]) -> list[bytes]:
 
 @settings(max_examples=150)
 @given(st.lists(st.integers(0, 10_000), max_size=8))
-def test_a_stream_is_whole_for_the_client_and_read_before_its_end(cuts: list[int]) -> None:
+def test_a_stream_is_whole_for_the_client_and_read_once_its_last_event_is_sent(cuts: list[int]) -> None:
     data = b"".join(CALLS)
     answers: list[Answer | None] = []
     listener = StreamListener("chat", 1, 2**20, answers.append, hide_usage=False)
     shown = b""
     for chunk in split(data, cuts):
         shown += listener.feed(chunk)
+        listener.sent()
         assert bool(answers) == (b"[DONE]" in shown)
         assert data.startswith(shown)
     assert shown + listener.end() == data
@@ -75,6 +76,7 @@ def test_only_the_usage_chunk_is_hidden(cuts: list[int]) -> None:
     answers: list[Answer | None] = []
     listener = StreamListener("chat", 1, 2**20, answers.append, hide_usage=True)
     shown = b"".join(listener.feed(chunk) for chunk in split(b"".join(CALLS), cuts)) + listener.end()
+    listener.close()
     assert shown == b"".join(one for one in CALLS if one != event(USAGE))
     assert answers[0] is not None
     assert answers[0].usage.completion == 5
@@ -95,8 +97,8 @@ def test_a_stream_that_breaks_off_tells_what_was_generated() -> None:
     listener = StreamListener("chat", 1, 2**20, answers.append, hide_usage=False)
     for word in ("a", "b", "c"):
         listener.feed(event(delta(content=word)))
-    listener.broken()
-    listener.broken()
+    listener.close()
+    listener.close()
     (answer,) = answers
     assert answer is not None
     assert (answer.message, answer.usage) == (None, Usage(completion=3, source="client"))
@@ -115,6 +117,8 @@ def test_answers_beyond_the_limit_pass_unread() -> None:
     endless = b"no event ends here"
     assert stream.feed(endless) == endless
     assert stream.end() == b""
+    for listener in (whole, stream):
+        listener.close()
     assert answers == [None, None]
 
 
@@ -174,4 +178,5 @@ def test_no_answer_breaks_the_reader(api: Any, body: bytes | None, n: int) -> No
         listener = StreamListener(api, n, 100, answers.append, hide_usage=True)
         listener.feed(b"data: " + one + b"\n\n")
         listener.end()
+        listener.close()
         assert len(answers) == 1
