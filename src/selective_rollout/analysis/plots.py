@@ -48,7 +48,7 @@ def plot_distances(
     figure = Figure(figsize=(9.5, 5.6), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    longest = max((len(line.distances) for line in lines), default=start_step)
+    longest = max((len(line.distances) for line in lines), default=0) or start_step
     faint = max(0.18, min(0.8, 30 / (len(lines) + 1)))
     for kind in ("mixed", "unknown", "constant", "all_fail", "all_success"):
         _draw_kind(axes, [line for line in lines if line.kind == kind], kind, faint)

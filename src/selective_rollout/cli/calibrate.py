@@ -20,6 +20,7 @@ from selective_rollout.analysis.fit_score import FEATURES, ScoreFit
 from selective_rollout.analysis.sample import Collector, collect
 from selective_rollout.analysis.scores_file import read_scores
 from selective_rollout.analysis.split import Split, require_unseen
+from selective_rollout.analysis.stream_cuts import StreamCertifier
 from selective_rollout.analysis.verdicts import explain
 from selective_rollout.analysis.workload import recorded_workload
 from selective_rollout.cli.console import number, percent, print_json, progress, remark, stdout, table
@@ -180,8 +181,9 @@ def _trace_report(options: Mapping[str, Any]) -> Report:
         stratum_key=options["stratum"],
         risk=question.risk,
     )
+    streams = StreamCertifier(seed=options["seed"], survives=outcome != "drop")
     with _groups(traces) as groups:
-        sample = collect(groups, collector)
+        sample = collect(streams.watch(groups), collector)
     result = calibrated(
         sample,
         rules,
@@ -192,7 +194,10 @@ def _trace_report(options: Mapping[str, Any]) -> Report:
         workload=recorded_workload(traces, sample.group_size),
     )
     on = result.certificate is not None
-    return Report(on, result.to_dict(), render(result), result.warnings, result.certificate)
+    inside = streams.findings(question) if question.risk == "signal" else []
+    document = {**result.to_dict(), "stream_rules": [finding.to_dict() for finding in inside]}
+    shown = Group(render(result), *(Text(f"\n{finding.describe()}") for finding in inside))
+    return Report(on, document, shown, result.warnings, result.certificate)
 
 
 def _renewal_report(options: Mapping[str, Any]) -> Report:

@@ -14,6 +14,7 @@ from selective_rollout.analysis.report.diff import Change
 from selective_rollout.analysis.report.enforced import Enforced
 from selective_rollout.analysis.report.html import Extras
 from selective_rollout.analysis.report.inference import AnswerTotals
+from selective_rollout.analysis.report.inside import InsideSteps
 from selective_rollout.analysis.report.quantities import Quantity
 from selective_rollout.analysis.report.vote_rows import vote_rows
 from selective_rollout.cli.console import number, percent, rate, stdout, table
@@ -32,6 +33,8 @@ def show_report(data: ReportData, extras: Extras, files: Sequence[Path]) -> None
     if data.enforced is not None:
         for shown in _enforced(data.enforced):
             console.print(shown)
+    for inside in data.inside:
+        console.print(_inside(inside))
     if data.population.answers.seen:
         console.print(_answers(data.population.answers))
     if data.population.answers.groups:
@@ -87,6 +90,7 @@ def _enforced(enforced: Enforced) -> list[Table]:
     for name, value in (
         ("groups in enforce mode", number(enforced.groups)),
         ("stopped", f"{enforced.stopped:,} ({how})" if how else "0"),
+        *((("  inside a step", number(enforced.inside_steps)),) if enforced.inside_steps else ()),
         ("drawn for an audit", number(enforced.drawn)),
         ("late vetoes", number(enforced.late_vetoes)),
         ("steps / tokens generated", f"{enforced.spent.steps:,} / {number(enforced.spent.known_tokens)}"),
@@ -109,6 +113,31 @@ def _enforced(enforced: Enforced) -> list[Table]:
     ):
         estimated.add_row(name, value)
     return [measured, estimated]
+
+
+def _inside(account: InsideSteps) -> Table:
+    shown = _rows(f"Inside steps: {account.title}", "measured")
+    unknown = f", {account.unknown} of them with unknown label" if account.unknown else ""
+    for name, value in (
+        ("groups that ran on", number(account.groups) + unknown),
+        ("  never compared", number(account.never_checked)),
+        ("zero variance (base rate)", rate(account.base_rate)),
+        ("cuts: right / wrong", f"{account.right} / {account.wrong}"),
+        ("precision of the cuts", rate(account.precision)),
+        ("signal-bearing groups lost", rate(account.loss)),
+        (f"{account.unit} not generated, lossless", _not_generated(account, "lossless")),
+        (f"{account.unit} not generated, lossy", _not_generated(account, "lossy")),
+        ("groups really cut, in enforce mode", number(account.carried_out)),
+    ):
+        shown.add_row(name, value)
+    return shown
+
+
+def _not_generated(account: InsideSteps, part: str) -> str:
+    amount, (share, interval) = account.avoided(part), account.share(part)
+    if share is None:
+        return number(amount)
+    return f"{number(amount)} ({percent(share)}; 95% {words.interval_text(interval, True)})"
 
 
 def _answers(answers: AnswerTotals) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 from click.core import ParameterSource
@@ -16,7 +16,10 @@ from selective_rollout.gate.audit import Alarm
 from selective_rollout.gate.certificate import Certificate, Workload, accepts, workload_differences
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.gate_file import read_gate_file
+from selective_rollout.gate.streaming import StreamRule
 from selective_rollout.types import Mode, Task
+
+_STREAM_NUMBERS: Final = {"tau": float, "start": int, "check_every": int}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +103,41 @@ def rule_of(context: click.Context, options: Mapping[str, Any]) -> RuleInForce:
     rule = replace(rule, **given)
     refusals = () if certificate is None else tuple(accepts(certificate, rule, per_stratum=True))
     return RuleInForce(rule, certificate, refusals)
+
+
+def stream_rule_of(text: str | None) -> StreamRule | None:
+    """The rule over streams from the value of --stream, such as "token,tau=0.1,start=256,check_every=64".
+
+    Raises:
+        ConfigError: the text does not follow that form, or a value is out of range.
+    """
+    if text is None:
+        return None
+    level, *settings = (part.strip() for part in text.split(","))
+    given: dict[str, Any] = {}
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        if name not in _STREAM_NUMBERS or name in given:
+            raise ConfigError(
+                f"--stream {text!r}: {setting!r} is none of tau=, start= and check_every=, once each"
+            )
+        try:
+            given[name] = _STREAM_NUMBERS[name](value)
+        except ValueError:
+            raise ConfigError(f"--stream {text!r}: {name} is no number: {value!r}") from None
+    if "tau" not in given:
+        raise ConfigError(f'--stream {text!r}: say tau, e.g. "token,tau=0.1"; there is no default')
+    return StreamRule(level=level, **given)  # type: ignore[arg-type] # StreamRule refuses other levels
+
+
+def require_uncertified_stream(rule: GateConfig, mode: Mode, *, uncertified: bool) -> None:
+    """Refuse to enforce a stream rule, which no gate file holds, unless the user insists.
+
+    Raises:
+        ConfigError: with the way to a bound.
+    """
+    if mode == "enforce" and not uncertified and rule.outcome != "vote":
+        raise ConfigError(
+            "--mode enforce with --stream: a gate file certifies rules over steps only; run the rule in "
+            "observe mode, let `calibrate` say what it would have cut, then say --uncertified"
+        )

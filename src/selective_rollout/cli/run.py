@@ -13,7 +13,12 @@ import click
 
 from selective_rollout.cli.console import print_json, progress, remark, stdout
 from selective_rollout.cli.options import endpoint_options, json_option, rule_options, runs_options
-from selective_rollout.cli.rule import RuleInForce, rule_of
+from selective_rollout.cli.rule import (
+    RuleInForce,
+    require_uncertified_stream,
+    rule_of,
+    stream_rule_of,
+)
 from selective_rollout.cli.runfolder import RunFolder
 from selective_rollout.cli.summary import RunSummary, accounting_table, run_table
 from selective_rollout.cli.workload import (
@@ -48,6 +53,9 @@ Examples:
   selective-rollout run --env household --simulated --count 200
   selective-rollout run tasks.jsonl --env my_worlds:make_world --base-url http://127.0.0.1:8000/v1
 """
+
+_CLIENT = ("temperature", "max_tokens", "constrain", "concurrency", "first_step")
+"""Options that the policy is made with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +99,11 @@ class RunRequest:
                 "seed": config.seed,
                 "temperature": config.temperature,
             },
-            "endpoint": {"base_url": self.endpoint.base_url, "model": self.endpoint.model}
+            "endpoint": {
+                "base_url": self.endpoint.base_url,
+                "model": self.endpoint.model,
+                "first_step": self.client["first_step"],
+            }
             if self.endpoint
             else {},
             "household": {
@@ -103,6 +115,7 @@ class RunRequest:
             if self.tasks is None
             else {},
             "gate": self.rule.to_dict(),
+            "stream": config.stream.to_dict() if config.stream else {},
         }
 
 
@@ -144,6 +157,11 @@ class Parts:
 @click.option(
     "--gate", type=click.Path(path_type=Path), help="Rule and certificate; flags given override it."
 )
+@click.option(
+    "--stream",
+    metavar="RULE",
+    help="Also watch completions inside a step, e.g. token,tau=0.1,start=256,check_every=64; or char,...",
+)
 @click.option("--history", type=click.Path(path_type=Path), help="Prompt history to read and to add to.")
 @click.option("--uncertified", is_flag=True, help="Enforce a rule that no certificate covers.")
 @click.option(
@@ -154,6 +172,13 @@ class Parts:
 @click.option("--max-tokens", type=int, help="Most tokens per completion.")
 @click.option(
     "--constrain", type=click.Choice(["choice", "grammar", "json_schema"]), help="Keep to admissible actions."
+)
+@click.option(
+    "--first-step",
+    type=click.Choice(["each", "shared"]),
+    default="each",
+    show_default=True,
+    help="shared: a group's first step is one request with n choices.",
 )
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--record-observations", is_flag=True)
@@ -194,8 +219,13 @@ def _request(context: click.Context, options: Mapping[str, Any]) -> RunRequest:
         "seed",
         "temperature",
     )
-    config = RunConfig(**{name: options[name] for name in names})
+    stream = stream_rule_of(options["stream"])
+    config = RunConfig(**{name: options[name] for name in names}, stream=stream)
     rule.require_certificate(config.mode, uncertified=options["uncertified"])
+    if stream is not None:
+        require_uncertified_stream(rule.rule, config.mode, uncertified=options["uncertified"])
+        if stream.level == "token" and options["simulated"]:
+            raise ConfigError("--stream token: the simulated agent has no token ids; use char")
     endpoint = None
     if not options["simulated"]:
         endpoint = Endpoint.resolve(options["base_url"], options["api_key"], options["model"])
@@ -210,7 +240,10 @@ def _request(context: click.Context, options: Mapping[str, Any]) -> RunRequest:
         in_force=rule,
         config=config,
         endpoint=endpoint,
-        client={name: options[name] for name in ("temperature", "max_tokens", "constrain", "concurrency")},
+        client={
+            **{name: options[name] for name in _CLIENT},
+            "token_ids": stream is not None and stream.level == "token",
+        },
         record_observations=options["record_observations"],
         record_completions=options["record_completions"],
         history=options["history"],

@@ -34,6 +34,10 @@ class RunSummary:
     ledger: Ledger = field(default_factory=Ledger)
     groups: int = 0
     cut: int = 0
+    cut_inside: int = 0
+    """Of the cuts, those that a stream rule made inside a step."""
+    would_cut_inside: int = 0
+    """Groups that the stream rule would have cut, and that ran on."""
     audited: int = 0
     late_vetoes: int = 0
     answered: int = 0
@@ -50,6 +54,8 @@ class RunSummary:
         """Book one group."""
         self.groups += 1
         self.cut += outcome.cut_as is not None
+        self.cut_inside += outcome.stream_cut_at is not None
+        self.would_cut_inside += outcome.stream_would_cut_at is not None
         self.audited += outcome.audited
         self.late_vetoes += outcome.late_veto
         self.answered += outcome.answer is not None
@@ -81,6 +87,8 @@ class RunSummary:
                 cut_as=end.outcome,
                 cut_at=end.cut_at,
                 would_cut_at=end.would_cut_at,
+                stream_cut_at=end.stream_cut_at,
+                stream_would_cut_at=end.stream_would_cut_at,
                 audited=bool(recorded.begin.audit),
                 late_veto=end.late_veto,
                 survivor=end.survivor,
@@ -107,6 +115,8 @@ class RunSummary:
             "rollouts": dict(sorted(self.statuses.items())),
             "steps": self.steps,
             "cut": self.cut,
+            "cut_inside_a_step": self.cut_inside,
+            "would_cut_inside_a_step": self.would_cut_inside,
             "audited": self.audited,
             "late_vetoes": self.late_vetoes,
             "answered": self.answered,
@@ -183,6 +193,10 @@ def run_table(title: str, summary: RunSummary) -> Table:
     failed = summary.statuses.get(RolloutStatus.FAILED.value, 0)
     shown.add_row("groups", number(summary.groups))
     shown.add_row("cut / audited / late vetoes", f"{summary.cut} / {summary.audited} / {summary.late_vetoes}")
+    if summary.cut_inside or summary.would_cut_inside:
+        shown.add_row(
+            "cut inside a step / would have been", f"{summary.cut_inside} / {summary.would_cut_inside}"
+        )
     shown.add_row("rollouts failed", number(failed))
     shown.add_row("steps", number(summary.steps))
     for name, value in ledger_rows(summary.ledger):

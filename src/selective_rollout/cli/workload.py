@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from selective_rollout.env import HouseholdEnvironment, household_tasks, load_factory
 from selective_rollout.env.base import EnvironmentFactory
@@ -22,6 +22,9 @@ from selective_rollout.testing.household import SimulatedPolicy
 from selective_rollout.types import Task
 
 MAX_TASK_BYTES = 8 * 2**20
+
+_TOKEN_IDS: Final = {"return_token_ids": True, "logprobs": True}
+"""Asks for the ids of what is generated, as vLLM and as llama.cpp want to be asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +120,17 @@ def policy_of(simulated: bool, environment: str, endpoint: Endpoint | None, **op
         from selective_rollout.policy.openai_client import OpenAIPolicy  # noqa: PLC0415 (takes 400 ms)
         from selective_rollout.policy.options import SamplingParams  # noqa: PLC0415
 
-        sampling = SamplingParams(temperature=options["temperature"], max_tokens=options["max_tokens"])
+        sampling = SamplingParams(
+            temperature=options["temperature"],
+            max_tokens=options["max_tokens"],
+            extra_body=_TOKEN_IDS if options["token_ids"] else {},
+        )
         return OpenAIPolicy(
-            endpoint, sampling, constrain=options["constrain"], concurrency=options["concurrency"]
+            endpoint,
+            sampling,
+            constrain=options["constrain"],
+            concurrency=options["concurrency"],
+            first_step=options["first_step"],
         )
     if environment != "household":
         raise ConfigError("--simulated plays the household world only: use --env household")

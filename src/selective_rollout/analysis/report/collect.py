@@ -14,6 +14,7 @@ from typing import Any, Final
 from selective_rollout.analysis.prices import Prices
 from selective_rollout.analysis.replay import replay
 from selective_rollout.analysis.report.enforced import Enforced
+from selective_rollout.analysis.report.inside import InsideSteps, book
 from selective_rollout.analysis.report.population import Basis, NamedGate, Population
 from selective_rollout.analysis.report.quantities import Quantity
 from selective_rollout.analysis.report.rows import GroupRow, group_row, group_tree, is_selected
@@ -24,6 +25,7 @@ from selective_rollout.errors import ConfigError
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.history import PromptHistory
 from selective_rollout.gate.sampling import sampling_is_unknown
+from selective_rollout.gate.streaming import StreamRule
 from selective_rollout.rewards import GroupLabel, group_label
 from selective_rollout.trace.reader import ReadReport, RecordedGroup, read_events, read_groups, trace_files
 from selective_rollout.trace.schema import HeaderEvent
@@ -126,6 +128,8 @@ class ReportData:
     population: Population
     basis: Basis
     enforced: Enforced | None
+    inside: tuple[InsideSteps, ...]
+    """Cuts inside a step, by stream rule; empty: no streams were watched."""
     rows: tuple[GroupRow, ...]
     """A fair draw of the groups, or all of them."""
     extra_rows: tuple[GroupRow, ...]
@@ -162,6 +166,7 @@ class ReportData:
             ],
             "answers": population.answers.to_dict() if population.answers.seen else None,
             "enforced": None if self.enforced is None else self.enforced.to_dict(),
+            "inside_steps": [account.to_dict() for account in self.inside],
         }
 
 
@@ -220,6 +225,7 @@ class _Collector:
         self._untouched = Population(gates, prices)
         self._kept = Population(gates, prices)
         self._enforced = Enforced(prices)
+        self._inside: dict[StreamRule, InsideSteps] = {}
         self._history = PromptHistory()
         self._pending: list[_Waiting] = []
         self._pending_steps = 0
@@ -235,6 +241,7 @@ class _Collector:
         self._pending_steps += sum(len(rollout.steps) for rollout in group.rollouts)
         if recorded.begin.mode == "enforce" and recorded.end is not None:
             self._enforced.add(recorded, label)
+        book(self._inside, recorded, survives=self._gates[0].rule.outcome != "drop")
         if recorded.end is not None and not label.cut:
             rewards = [rollout.reward for rollout in group.rollouts]
             self._history.record(group.task_id, group.id, rewards)
@@ -267,6 +274,7 @@ class _Collector:
             population=self._untouched if basis == "untouched" else self._kept,
             basis=basis,
             enforced=self._enforced if self._enforced.groups else None,
+            inside=tuple(self._inside.values()),
             rows=rows,
             extra_rows=extra,
             trees={group_id: tree for group_id, tree in self._trees.items() if group_id in listed},

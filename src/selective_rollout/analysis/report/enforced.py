@@ -71,6 +71,8 @@ class Enforced:
     groups: int = 0
     cuts: Counter[str] = field(default_factory=Counter)
     """Groups that were stopped, by what became of them: drop, survivor, vote."""
+    inside_steps: int = 0
+    """Of these, those that a stream rule cut inside a step."""
     drawn: int = 0
     """Groups drawn for an audit."""
     late_vetoes: int = 0
@@ -100,6 +102,7 @@ class Enforced:
         self.rules[begin.gate or "unknown"] += 1
         if end.outcome is not None:
             self.cuts[end.outcome] += 1
+        self.inside_steps += end.stream_cut_at is not None
         self.spent.add(recorded.group, 0)
         audited_cut = end.would_cut_at if begin.audit and not end.late_veto else None
         if audited_cut is not None:
@@ -163,11 +166,11 @@ class Enforced:
         )
 
     def _scaled(self, part: str, words: str) -> Quantity:
-        """The mean over audited would-be cuts, times the number of cuts.
+        """The mean over audited would-be cuts, times the number of cuts between steps.
 
         Where a survivor answers, its own steps are generated after all.
         """
-        stopped, survives = self.stopped, float(self.cuts["survivor"] > 0)
+        stopped, survives = self.stopped - self.inside_steps, float(self.cuts["survivor"] > 0)
 
         def total(sums: Sums) -> Any:
             return stopped * (sums[part] - survives * sums[f"{part}_of_survivor"]) / sums["audited"]
@@ -181,6 +184,7 @@ class Enforced:
             "measured": {
                 "groups": self.groups,
                 "cut": dict(sorted(self.cuts.items())),
+                "cut_inside_a_step": self.inside_steps,
                 "drawn_for_audit": self.drawn,
                 "late_vetoes": self.late_vetoes,
                 "steps": self.spent.steps,
