@@ -9,6 +9,7 @@ FLOOR := .venv-floor
 TRL := .venv-trl
 OPENRLHF := .venv-openrlhf
 VERIFIERS := .venv-verifiers
+VERL := .venv-verl
 
 # What tests and demo need is installed with pip. The larger environments take uv where there is one: seconds
 # instead of minutes. torch stays with pip, which finds builds for the CPU where a machine keeps them.
@@ -18,7 +19,7 @@ install = $(if $(UV),$(UV) pip install --quiet --compile-bytecode --python $(1)/
 TESTING := "pytest>=9,<10" "pytest-asyncio>=1.2" "pytest-xdist>=3.6" "hypothesis>=6.120"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check stats bench bench-agents bench-grpo smoke-grpo test-floor test-llm test-openrlhf test-textworld test-trainers test-trl test-verifiers test-vllm ci clean
+.PHONY: help demo test check stats bench bench-agents bench-grpo smoke-grpo test-floor test-llm test-openrlhf test-textworld test-trainers test-trl test-verifiers test-verl test-vllm ci clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -102,16 +103,29 @@ $(VERIFIERS)/.installed: pyproject.toml src/selective_rollout/_version.py
 	@$(call install,$(VERIFIERS)) --editable ".[verifiers]" $(TESTING)
 	@touch $@
 
+# verl's own requirements leave out what its agent loop workers import.
+$(VERL)/.installed: pyproject.toml src/selective_rollout/_version.py
+	@echo "Installing into $(VERL) ..."
+	@$(PYTHON) -m venv $(VERL)
+	@$(call pip,$(VERL)) "torch==2.13.0"
+	@$(call install,$(VERL)) --editable . $(TESTING) \
+		"verl==0.9.1" "ray==2.60.*" "transformers==5.10.4" "tensordict==0.10.*" "TransferQueue==0.1.11" \
+		cachetools uvicorn fastapi
+	@touch $@
+
 test-trl: $(TRL)/.installed
 	@OMP_NUM_THREADS=1 $(TRL)/bin/python -m pytest -m trainers tests/trainers/trl tests/trainers/grpo_ab
 
 test-openrlhf: $(OPENRLHF)/.installed
 	@$(OPENRLHF)/bin/python -m pytest -m trainers tests/trainers/openrlhf
 
+test-verl: $(VERL)/.installed
+	@$(VERL)/bin/python -m pytest -m trainers tests/trainers/verl
+
 test-verifiers: $(VERIFIERS)/.installed ## Run the tests on real verifiers environments
 	@$(VERIFIERS)/bin/python -m pytest -n auto -m trainers tests/trainers/verifiers
 
-test-trainers: test-trl test-openrlhf test-verifiers ## Train with the real frameworks on the CPU
+test-trainers: test-trl test-openrlhf test-verl test-verifiers ## Train with the real frameworks on the CPU
 
 bench-agents: $(STAMP) ## Compare holds and votes on agents over a real server: calls, tokens, time
 	@$(BIN)/python benchmarks/langchain_household.py

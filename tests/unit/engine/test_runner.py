@@ -452,7 +452,7 @@ class TestScore:
         script = [["go 0", "go 1", "answer(desk)"], *same(9)[1:]]
         began = time.monotonic()
         outcome, _ = await run(script, replace(RULE, tau=0.5), score=judge)
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 20, "the judge takes a minute"
         assert statuses(outcome) == ["finished", "cut", "cut", "cut"]
         assert outcome.group.rollouts[0].reward is None, "a late result is ignored"
 

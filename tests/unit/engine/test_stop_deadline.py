@@ -104,7 +104,7 @@ async def test_a_judge_that_ignores_its_cancellation_is_left_behind(tmp_path: Pa
 
     with Recorder(tmp_path / "t.jsonl") as recorder:
         outcome, seconds = await run(nothing, score=judge, recorder=recorder)
-        assert seconds < 1.0
+        assert seconds < 10, "it would work for ever"
         assert outcome.cut_at == START
         stubborn.let_go.set()
         await stubborn.ended.wait()
@@ -123,7 +123,7 @@ async def test_a_foreign_cancellation_does_not_wait_for_it_either() -> None:
     group.cancel()
     with pytest.raises(asyncio.CancelledError):
         await group
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 10, "it would work for ever"
     stubborn.let_go.set()
     await stubborn.ended.wait()
 

@@ -40,7 +40,9 @@ class CoordinatorLostWarning(UserWarning):
 class _Place:
     group: TrainingGroup
     heard: dict[int, float]
-    """When each running member was last heard of, in seconds; before it joins, since the opening."""
+    """When each member that has not left was last heard of, in seconds; till it joins, since the opening."""
+    running: set[int]
+    """Members that have not ended."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -70,7 +72,9 @@ class Coordinator:
         self._end_the_silent()
         if group_id not in self._ended and group_id not in self._places:
             group = self.gate.open(group_id, size, task_id=task_id, sampling=sampling)
-            self._places[group_id] = _Place(group, dict.fromkeys(range(size), time.monotonic()))
+            self._places[group_id] = _Place(
+                group, dict.fromkeys(range(size), time.monotonic()), set(range(size))
+            )
         self._hear(group_id, rollout)
 
     async def step(self, group_id: str, rollout: int, action: str, facts: Facts) -> bool:
@@ -96,26 +100,32 @@ class Coordinator:
         """See `TrainingGroup.finish`."""
         if (place := self._hear(group_id, rollout)) is not None:
             place.group.finish(rollout, reward, answer, truncated=truncated, action=action, **facts)
-            self._note_cut(place)
+            self._note_end(place, rollout)
+
+    async def score(self, group_id: str, rollout: int, reward: object) -> None:
+        """See `TrainingGroup.score`."""
+        if (place := self._hear(group_id, rollout)) is not None:
+            place.group.score(rollout, reward)
 
     async def fail(self, group_id: str, rollout: int, kind: str, message: str) -> None:
         """See `TrainingGroup.fail`."""
         if (place := self._hear(group_id, rollout)) is not None:
             place.group.fail(rollout, kind, message)
-            self._note_cut(place)
+            self._note_end(place, rollout)
 
     async def leave(self, group_id: str, rollout: int) -> None:
         """A member runs no more, however it ended; the last one closes the group."""
         place = self._places.get(group_id)
         if place is not None:
             place.heard.pop(rollout, None)
+            self._note_end(place, rollout)
             if not place.heard:
                 self._end(group_id, "cut" if place.group.stopped else "kept")
 
     async def watch(self, group_id: str, rollout: int, wait_s: float) -> Word:
         """Wait for news of the group, at most so long. Members renew their lease by asking."""
         place = self._hear(group_id, rollout)
-        if place is not None and not place.group.stopped:
+        if place is not None and place.running and not place.group.stopped:
             try:
                 await asyncio.wait_for(place.changed.wait(), wait_s)
             except TimeoutError:
@@ -125,7 +135,9 @@ class Coordinator:
         place = self._places.get(group_id)
         if place is None:
             return "off"
-        return "cut" if place.group.stopped else "running"
+        if place.group.stopped:
+            return "cut"
+        return "running" if place.running else "kept"
 
     def _hear(self, group_id: str, rollout: int) -> _Place | None:
         place = self._places.get(group_id)
@@ -133,8 +145,9 @@ class Coordinator:
             place.heard[rollout] = time.monotonic()
         return place
 
-    def _note_cut(self, place: _Place) -> None:
-        if place.group.stopped:
+    def _note_end(self, place: _Place, rollout: int) -> None:
+        place.running.discard(rollout)
+        if place.group.stopped or not place.running:
             place.changed.set()
 
     def _end_the_silent(self) -> None:
@@ -194,6 +207,7 @@ class RemoteMember:
         self._opening = (size, task_id, sampling)
         self._wait_s = wait_s
         self._patience_s = patience_s
+        self._scored_later = False
         self._on_stop: Callable[[], None] | None = None
         self._word: Word = "running"
         self._watching: asyncio.Task[None] | None = None
@@ -207,7 +221,8 @@ class RemoteMember:
         assert self._watching is not None
         self._watching.cancel()
         await asyncio.wait([self._watching])
-        await self._ask("leave")
+        if not self._scored_later:
+            await self._ask("leave")
 
     async def step(self, action: str, **facts: Unpack[Facts]) -> bool:
         """See `TrainingGroup.step`; True, too, if nobody watches."""
@@ -231,15 +246,26 @@ class RemoteMember:
         """See `TrainingGroup.fail`."""
         await self._ask("fail", kind, message)
 
-    async def kept(self) -> bool:
+    async def kept(self, *, scored_later: bool = False) -> bool:
         """Once this rollout is done: wait until no member runs any more, or the group is cut or given up.
 
         Members hear the same answer, unless the coordinator dies in between.
+
+        Args:
+            scored_later: of a rollout that has finished: `score` is called once its reward is known. The
+                group waits for that no longer than the lease.
         """
-        await self._ask("leave")
+        if not scored_later:
+            await self._ask("leave")
         assert self._watching is not None
         await asyncio.wait([self._watching])
+        self._scored_later = scored_later and not self.stopped
         return not self.stopped
+
+    async def score(self, reward: object) -> None:
+        """Tell the reward of a kept rollout, after `kept(scored_later=True)`; it leaves with that."""
+        await self._ask("score", reward)
+        await self._ask("leave")
 
     @asynccontextmanager
     async def guarded(self) -> AsyncIterator[None]:

@@ -9,6 +9,7 @@ from typing import Final
 from selective_rollout.errors import ConfigError, TraceError
 from selective_rollout.trace.importers.columns import Record, column_list
 from selective_rollout.trace.importers.shapes import expand_choices, expand_paper, flatten_verifiers
+from selective_rollout.trace.importers.verl import flatten_verl
 
 Expand = Callable[[Record, str], list[Record]]
 
@@ -142,6 +143,27 @@ _ALL: Final = (
             "policy_version": ("step",),
         },
         group_hint="group=step+prompt if no step holds a prompt twice",
+        completions=True,
+        answers_in_text=True,
+    ),
+    Format(
+        "verl",
+        "rollouts that verl dumps (trainer.rollout_data_dir), a folder of a file a step",
+        "a line of verl's rollout dump",
+        (("input", "output", "score", "step"),),
+        usual={
+            "group": ("_group",),
+            "task": ("input",),
+            "rollout": ("_rollout",),
+            "attempt": ("_output",),
+            "status": ("_status",),
+            "actions": ("_turns",),
+            "reward": ("score",),
+            "prompt": ("input",),
+            "policy_version": ("step",),
+        },
+        expand=flatten_verl,
+        group_hint="group=step+input if no step holds a prompt twice",
         completions=True,
         answers_in_text=True,
     ),

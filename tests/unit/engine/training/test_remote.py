@@ -162,6 +162,51 @@ async def test_cancellation_from_outside_passes_through() -> None:
         assert await rollout(wire, 1) == (True, 6)
 
 
+async def scored(wire: Wire, number: int, reward: float | None) -> bool:
+    """Roll out as `rollout` does, but for the reward, which comes after all have ended; None: never."""
+    async with RemoteMember(wire, "g", number, 3, wait_s=0.05, patience_s=5.0) as member:
+        for step in range(4):
+            await member.step(f"go {step} {number}")
+        await member.finish()
+        kept = await member.kept(scored_later=True)
+    if reward is not None:
+        await member.score(reward)
+    return kept
+
+
+async def test_rewards_may_come_once_everybody_has_ended() -> None:
+    wire = Wire()
+    results = await asyncio.gather(*(scored(wire, number, float(number)) for number in range(3)))
+    assert results == [True] * 3
+    assert wire.coordinator.gate.meter.signal == 1
+    assert not wire.coordinator._places
+
+
+async def test_a_group_whose_rewards_do_not_come_is_closed_without_them() -> None:
+    wire = Wire(lease_s=0.05)
+    assert await asyncio.gather(*(scored(wire, number, None) for number in range(3))) == [True] * 3
+    assert list(wire.coordinator._places) == ["g"]
+    await asyncio.sleep(0.1)
+    await wire("join", "next", 0, 3)
+    meter = wire.coordinator.gate.meter
+    assert (meter.groups, meter.unlabelled, meter.signal) == (1, 1, 0)
+    wire.coordinator._places["next"].group.close()
+
+
+async def test_a_cut_member_leaves_at_once_and_is_never_scored() -> None:
+    wire = Wire()
+
+    async def alike(number: int) -> bool:
+        async with RemoteMember(wire, "g", number, 3, wait_s=0.05, patience_s=5.0) as member:
+            await member.step("go 0")
+            await member.step("go 1")
+            return await member.kept(scored_later=True)
+
+    assert await asyncio.gather(*map(alike, range(3))) == [False] * 3
+    assert not wire.coordinator._places
+    assert wire.coordinator.gate.meter.cut == 1
+
+
 def test_patience_has_to_outlast_a_question() -> None:
     with pytest.raises(ConfigError, match="patience_s must be above wait_s=30"):
         RemoteMember(Wire(), "g", 0, 3, wait_s=30.0)

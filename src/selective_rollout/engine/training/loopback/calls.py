@@ -15,6 +15,7 @@ ARGUMENTS: Final[dict[str, Any]] = {
     "join": tuple[str, int, int, str | None, list[SamplingInfo] | None],
     "step": tuple[str, int, str, Facts],
     "finish": tuple[str, int, Any, str | None, bool, str | None, Facts],
+    "score": tuple[str, int, Any],
     "fail": tuple[str, int, str, str],
     "leave": tuple[str, int],
     "watch": tuple[str, int, float],
