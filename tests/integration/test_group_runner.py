@@ -265,7 +265,7 @@ class TestStop:
             counters = await server.until(lambda counters: counters.in_flight == 0)
             took = time.monotonic() - cut_after
             print(f"server idle {took * 1000:.0f} ms after the cut")
-            assert took < 1.0, "the reply alone takes 8 s"
+            assert took < 4, "the reply alone takes 8 s"
         assert counters.for_rollout("g", str(ahead)).disconnects == 1
         assert result is not None
         assert statuses(result) == {"cut": G}
@@ -282,7 +282,7 @@ class TestStop:
             with pytest.raises(asyncio.CancelledError):
                 await running
             counters = await server.until(lambda counters: counters.in_flight == 0)
-            assert time.monotonic() - began < 0.5
+            assert time.monotonic() - began < 4, "the replies take 8 s"
         assert counters.disconnects == G
         assert len(list(read_groups(trace))) == 1
 

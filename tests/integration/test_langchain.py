@@ -419,7 +419,7 @@ def test_a_held_member_can_be_cancelled(world_of: Any) -> None:
             held.cancel()
             with suppress(asyncio.CancelledError):
                 await held
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 10
         return group.outcome
 
     first = asyncio.run(main()).group.rollouts[0]

@@ -212,7 +212,7 @@ async def test_no_half_read_answer_is_left_to_the_garbage_collector(fault):
     gc.collect()
     with LoopbackServer(EchoBrain(), faults=lambda context: fault) as server:
         sys.set_asyncgen_hooks(begin, lambda generator: abandoned.append(generator.__qualname__))
-        limits = RequestLimits(max_retries=0, stall_timeout_s=0.05)
+        limits = RequestLimits(max_retries=0, stall_timeout_s=1)
         async with policy_of(server, limits=limits) as policy:
             if fault is None:
                 await policy.complete(HELLO, info())
@@ -311,7 +311,7 @@ async def test_retry_after_is_honoured():
             start = time.perf_counter()
             await policy.complete(HELLO, info())
             waited = time.perf_counter() - start
-    assert 0.3 <= waited < 2
+    assert 0.3 <= waited < 10
 
 
 async def test_a_wait_beyond_reason_ends_the_request():
@@ -333,14 +333,15 @@ async def test_a_waiting_retry_holds_no_place():
     def brain(request, choice, seed):
         return "ok"
 
-    faults = failing(Fault("rate_limit", retry_after_s=0.5))
+    faults = failing(Fault("rate_limit", retry_after_s=20))
     with LoopbackServer(ScriptedBrain(brain), faults=faults) as server:
         async with policy_of(server, concurrency=1) as policy:
             limited = asyncio.create_task(policy.complete(HELLO, info()))
             await server.until(lambda c: c.requests == 1 and c.in_flight == 0)
-            await asyncio.wait_for(policy.complete(HELLO, info(1)), 0.4)
+            await asyncio.wait_for(policy.complete(HELLO, info(1)), 10)
             assert not limited.done()
-            await limited
+            limited.cancel()
+            await asyncio.wait([limited])
 
 
 async def test_connections_that_the_server_drops_cost_no_waiting():
@@ -361,7 +362,7 @@ async def test_connections_that_the_server_drops_cost_no_waiting():
 
 async def test_stalls_and_slow_starts_are_noticed():
     stall = Fault("stall", after_steps=3)
-    limits = RequestLimits(backoff_s=0.01, stall_timeout_s=0.1, max_retries=0)
+    limits = RequestLimits(backoff_s=0.01, stall_timeout_s=1, max_retries=0)
     with LoopbackServer(EchoBrain(), faults=lambda context: stall) as server:
         async with policy_of(server, limits=limits) as policy:
             meter = Meter()
@@ -384,8 +385,8 @@ async def test_stalls_and_slow_starts_are_noticed():
 
 
 async def test_a_slow_first_token_within_the_limit_is_fine():
-    faults = failing(Fault("slow_first_token", delay_s=0.2))
-    limits = RequestLimits(stall_timeout_s=0.1)
+    faults = failing(Fault("slow_first_token", delay_s=1.5))
+    limits = RequestLimits(stall_timeout_s=1)
     with LoopbackServer(EchoBrain(), faults=faults) as server:
         async with policy_of(server, limits=limits) as policy:
             meter = Meter()

@@ -296,7 +296,8 @@ class TestPrefixCache:
             _, raw = fetch(server, "/v1/chat/completions", {"messages": MESSAGES})
         assert answer.usage.prompt_tokens_details is None
         assert raw["usage"]["prompt_tokens_details"] is None
-        assert times[0] >= 0.35 > times[1]
+        assert times[0] >= 0.35
+        assert times[1] < times[0]
 
 
 class TestStopping:
@@ -475,8 +476,9 @@ class TestErrors:
             status, body = fetch(server, "/health")
             assert (status, body["error"]["message"]) == (503, "Loading model")
         with LoopbackServer(EchoBrain(), "llama.cpp", loading_s=0.05) as server:
-            await asyncio.sleep(0.05)
-            assert fetch(server, "/health") == (200, {"status": "ok"})
+            while (answer := fetch(server, "/health"))[0] == 503:
+                await asyncio.sleep(0.01)
+            assert answer == (200, {"status": "ok"})
 
     async def test_a_brain_that_raises_is_a_server_error(self) -> None:
         with LoopbackServer(ScriptedBrain([])) as server:
@@ -642,7 +644,7 @@ def test_it_runs_as_a_process_and_ends_on_a_signal() -> None:
             url = process.stdout.readline().strip()
             assert url.startswith("http://127.0.0.1:")
             body = json.dumps({"messages": MESSAGES}).encode()
-            with urllib.request.urlopen(f"{url}/chat/completions", data=body, timeout=5) as response:
+            with urllib.request.urlopen(f"{url}/chat/completions", data=body, timeout=30) as response:
                 assert json.load(response)["choices"][0]["message"]["content"]
         finally:
             process.send_signal(signal.SIGTERM)
@@ -651,6 +653,6 @@ def test_it_runs_as_a_process_and_ends_on_a_signal() -> None:
 
 def test_as_a_process_it_names_what_is_wrong() -> None:
     command = [sys.executable, "-m", "selective_rollout.testing", "--brain", "nobody"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 2
     assert result.stderr.startswith("error: --brain nobody")
