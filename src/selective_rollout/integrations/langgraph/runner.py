@@ -366,14 +366,12 @@ class GroupRunner:
             record.check(gate, config)
             identity = record.identity()
         else:
-            is_off = self._watch.rung
+            is_off, rate = self._watch.rung, config.audit_rate
             identity = replace(
                 wish,
                 attempt=self._attempts.get(group_id, int(start.is_resume)) + 1,
                 observed=is_off,
-                audited=not is_off
-                and config.mode == "enforce"
-                and is_audited(config.seed, group_id, config.audit_rate),
+                audited=config.mode == "enforce" and not is_off and is_audited(config.seed, group_id, rate),
                 **self._rules.facts_about(wish.task_id, wish.metadata, config.group_size),
             )
         identity = replace(identity, attempt=wish.attempt or identity.attempt)
