@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage, ToolMessage
-from langgraph.graph import END, START, MessagesState, StateGraph
+from tests.integration.walking_agents import PROMPT, World, same_way, scripted
 
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.rule import AuditAlarmWarning
@@ -30,7 +28,6 @@ STEPS = 4
 RULE = GateConfig(start_step=2, tau=0.2)
 CONFIG = RunConfig(group_size=2, mode="enforce", audit_rate=0.5)
 GROUPS = 40
-USAGE: Any = {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2}
 
 RunGroup = Callable[[str], GraphOutcome]
 
@@ -59,31 +56,9 @@ def graph(gate: Path, recorder: Recorder) -> RunGroup:
 
 def runner(gate: Path, recorder: Recorder) -> RunGroup:
     rewards = itertools.cycle([0.0, 1.0])
-    runs = GroupRunner(
-        agent(), gate=gate, config=CONFIG, recorder=recorder, reward=lambda state: next(rewards)
-    )
-    return lambda name: runs.invoke({"messages": [("user", "q")]}, {"configurable": {"thread_id": name}})
-
-
-def agent() -> Any:
-    def model(state: MessagesState) -> dict[str, Any]:
-        step = sum(message.type == "ai" for message in state["messages"]) + 1
-        calls: Sequence[Any] = [{"name": "look", "args": {}, "id": f"c{step}"}] if step < STEPS else []
-        return {
-            "messages": [AIMessage("" if calls else "desk", tool_calls=list(calls), usage_metadata=USAGE)]
-        }
-
-    def tools(state: MessagesState) -> dict[str, Any]:
-        (call,) = state["messages"][-1].tool_calls  # type: ignore[union-attr]
-        return {"messages": [ToolMessage("ok", tool_call_id=call["id"])]}
-
-    builder = StateGraph(MessagesState)
-    builder.add_node("model", model)
-    builder.add_node("tools", tools)
-    builder.add_edge(START, "model")
-    builder.add_conditional_edges("model", lambda state: "tools" if state["messages"][-1].tool_calls else END)
-    builder.add_edge("tools", "model")
-    return builder.compile()
+    agent = scripted(same_way, World())
+    runs = GroupRunner(agent, gate=gate, config=CONFIG, recorder=recorder, reward=lambda state: next(rewards))
+    return lambda name: runs.invoke(PROMPT, {"configurable": {"thread_id": name}})
 
 
 @pytest.mark.parametrize("opened", [graph, runner])
