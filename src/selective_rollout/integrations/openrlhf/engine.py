@@ -7,19 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from selective_rollout.actions import ActionOptions, from_message
-from selective_rollout.engine.training import Facts, GroupCut, TrainingGroup
-from selective_rollout.types import Usage
+from selective_rollout.engine.training import GroupCut, TrainingGroup
+from selective_rollout.engine.training.turn import Turn
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """What the model was asked, and what it said."""
+class SpokenTurn(Turn):
+    """A turn, and what only the engine knows of it."""
 
-    prompt: list[int]
-    said: list[int]
-    text: str
-    action: str
-    finish_reason: str | None
     first_logprob: float | None
     """Of its first token, if the engine was asked for it."""
 
@@ -41,14 +36,14 @@ class MemberEngine:
     def __init__(
         self, engine: Any, group: TrainingGroup, rollout: int, tokenizer: Any, options: ActionOptions
     ) -> None:
-        self.first: Turn | None = None
+        self.first: SpokenTurn | None = None
         """The opening turn; None until it was spoken."""
         self._engine = engine
         self._group = group
         self._rollout = rollout
         self._tokenizer = tokenizer
         self._options = options
-        self._untold: list[Turn] = []
+        self._untold: list[SpokenTurn] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -76,30 +71,23 @@ class MemberEngine:
             return
         *earlier, last = self._untold
         for turn in earlier:
-            self._group.step(self._rollout, turn.action, **_facts(turn))
-        self._group.finish(self._rollout, reward, truncated=truncated, action=last.action, **_facts(last))
+            self._group.step(self._rollout, turn.action, **turn.facts())
+        self._group.finish(self._rollout, reward, truncated=truncated, action=last.action, **last.facts())
 
     def _tell(self, asked: list[int]) -> bool:
         """Report what was spoken before this request; False: the rollout must not go on."""
         untold, self._untold = self._untold, []
         go_on = not self._group.stopped
         for turn in untold:
-            facts = _facts(turn, self._reply(turn, asked))
+            facts = turn.facts(turn.reply(self._tokenizer, asked))
             go_on = self._group.step(self._rollout, turn.action, **facts)
         return go_on
 
-    def _reply(self, turn: Turn, asked: list[int]) -> str | None:
-        """What the environment said after a turn; None if the conversation was written anew."""
-        before = turn.prompt + turn.said
-        if asked[: len(before)] != before:
-            return None
-        return str(self._tokenizer.decode(asked[len(before) :], skip_special_tokens=True))
-
-    def _read(self, prompt: list[int], output: Any) -> Turn:
+    def _read(self, prompt: list[int], output: Any) -> SpokenTurn:
         said = list(output.token_ids)
         text = str(self._tokenizer.decode(said, skip_special_tokens=True))
         first = output.logprobs[0].get(said[0]) if said and getattr(output, "logprobs", None) else None
-        return Turn(
+        return SpokenTurn(
             prompt,
             said,
             text,
@@ -107,12 +95,3 @@ class MemberEngine:
             output.finish_reason,
             first.logprob if first is not None else None,
         )
-
-
-def _facts(turn: Turn, observation: str | None = None) -> Facts:
-    return Facts(
-        completion=turn.text,
-        observation=observation,
-        usage=Usage(completion=len(turn.said), source="client"),
-        finish_reason=turn.finish_reason,
-    )

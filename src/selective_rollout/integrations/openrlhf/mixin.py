@@ -11,7 +11,7 @@ from selective_rollout.actions import ActionOptions
 from selective_rollout.actions.options import DEFAULT_OPTIONS
 from selective_rollout.engine.training import GroupCut, TrainingGate, TrainingGroup, guarded
 from selective_rollout.errors import ConfigError
-from selective_rollout.integrations.openrlhf.engine import MemberEngine, Turn
+from selective_rollout.integrations.openrlhf.engine import MemberEngine, SpokenTurn
 from selective_rollout.integrations.openrlhf.rows import DROPPED_SCORE, STAND_IN_REWARD, dropped_row
 from selective_rollout.integrations.openrlhf.which import Call, Calls, TaskOf, digest
 
@@ -122,7 +122,7 @@ class GroupGateMixin:
         return None if group.stopped else response
 
     def _row(
-        self, call: Call, response: dict[str, Any] | None, first: Turn | None, arguments: dict[str, Any]
+        self, call: Call, response: dict[str, Any] | None, first: SpokenTurn | None, arguments: dict[str, Any]
     ) -> dict[str, Any]:
         if response is not None:
             logs = response.get("extra_logs") or {}

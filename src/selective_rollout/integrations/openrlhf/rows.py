@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from selective_rollout.integrations.openrlhf.engine import Turn
+from selective_rollout.integrations.openrlhf.engine import SpokenTurn
 
 DROPPED_SCORE: Final = -1e9
 """Score of dropped rows under dynamic filtering: below any `--algo.dynamic_filtering_range`."""
@@ -23,7 +23,7 @@ def dropped_row(
     label: Any,
     images: Any,
     *,
-    first: Turn | None,
+    first: SpokenTurn | None,
     tokenizer: Any,
     with_logprobs: bool,
     score: float,

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from selective_rollout.engine.training import Facts, GroupCut
+from selective_rollout.engine.training import GroupCut
 from selective_rollout.engine.training.remote import RemoteMember
-from selective_rollout.types import Usage
+from selective_rollout.engine.training.turn import Turn
 
 ActionOf: TypeAlias = Callable[[list[int], str], Awaitable[str]]
 """Reads the action out of a turn's tokens and their text."""
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What the model was asked, and what it said."""
-
-    prompt: list[int]
-    said: list[int]
-    text: str
-    action: str
-    finish_reason: str | None
 
 
 class MemberClient:
@@ -76,23 +64,16 @@ class MemberClient:
         if turn is None:
             await self._member.finish(reward, truncated=truncated)
         else:
-            await self._member.finish(reward, truncated=truncated, action=turn.action, **_facts(turn))
+            await self._member.finish(reward, truncated=truncated, action=turn.action, **turn.facts())
 
     async def _go_on(self, asked: list[int] | None) -> None:
         """Report the last turn; asked: the tokens of the next request."""
         turn, self._untold = self._untold, None
         if turn is not None:
-            observation = None if asked is None else self._reply(turn, asked)
-            await self._member.step(turn.action, **_facts(turn, observation))
+            observation = None if asked is None else turn.reply(self._tokenizer, asked)
+            await self._member.step(turn.action, **turn.facts(observation))
         if self._member.stopped:
             raise GroupCut(self._member.id)
-
-    def _reply(self, turn: Turn, asked: list[int]) -> str | None:
-        """What the environment said after a turn; None if the conversation was written anew."""
-        before = turn.prompt + turn.said
-        if asked[: len(before)] != before:
-            return None
-        return str(self._tokenizer.decode(asked[len(before) :], skip_special_tokens=True))
 
     async def _read(self, prompt: list[int], output: Any) -> Turn:
         said = list(output.token_ids)
@@ -103,12 +84,3 @@ class MemberClient:
         for name in ("min_global_steps", "max_global_steps"):
             if name in extra_fields and (name not in self.weights or name.startswith("max")):
                 self.weights[name] = extra_fields[name]
-
-
-def _facts(turn: Turn, observation: str | None = None) -> Facts:
-    return Facts(
-        completion=turn.text,
-        observation=observation,
-        usage=Usage(completion=len(turn.said), source="client"),
-        finish_reason=turn.finish_reason,
-    )
