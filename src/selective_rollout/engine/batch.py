@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import warnings
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from dataclasses import dataclass, replace
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.outcome import GroupOutcome
 from selective_rollout.engine.resume import EndedGroup, ResumePoint
-from selective_rollout.engine.rule import AuditAlarmWarning, UncertifiedGateWarning, warn_about
+from selective_rollout.engine.rule import AuditAlarmWarning, UncertifiedGateWarning, warn_about, warn_of_alarm
 from selective_rollout.engine.runner import Workshop, run_in
 from selective_rollout.engine.watch import observing, seen_of
 from selective_rollout.errors import ConfigError
@@ -210,7 +209,7 @@ def _heeding(alarm: Alarm | None, shop: Workshop) -> Workshop:
     """The shop for groups still to begin, which only observes once the alarm has rung."""
     if alarm is None or not alarm.rung or shop.config.mode != "enforce":
         return shop
-    warnings.warn(f"the gate is off from here on: {alarm.describe()}", AuditAlarmWarning, stacklevel=3)
+    warn_of_alarm(alarm, stacklevel=3)
     return _observing(shop)
 
 

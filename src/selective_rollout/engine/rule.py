@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from selective_rollout.engine.config import RunConfig
+from selective_rollout.gate.audit import Alarm
 from selective_rollout.gate.certificate import Certificate, Workload, workload_differences
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.gate_file import read_gate_file, require_certified
@@ -24,6 +25,12 @@ class UncertifiedGateWarning(UserWarning):
 
 class AuditAlarmWarning(UserWarning):
     """Audits contradict the certificate of an enforced gate; it only observes from here on."""
+
+
+def warn_of_alarm(alarm: Alarm, *, stacklevel: int) -> None:
+    """Say that the alarm has rung; `stacklevel` counts from the caller, as for `warnings.warn`."""
+    text = f"the gate is off from here on: {alarm.describe()}"
+    warnings.warn(text, AuditAlarmWarning, stacklevel=stacklevel + 1)
 
 
 class WorkloadWarning(UserWarning):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from dataclasses import replace
 
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.outcome import GroupOutcome
-from selective_rollout.engine.rule import AcceptedRule, AuditAlarmWarning
+from selective_rollout.engine.rule import AcceptedRule, warn_of_alarm
 from selective_rollout.gate.audit import Seen
 from selective_rollout.rewards import group_label
 
@@ -38,7 +37,6 @@ class AuditWatch:
         self._tolerance = accepted.rule.reward_tolerance
         self._lock = threading.Lock()
         self._begun = 0
-        self._has_told = False
 
     @property
     def rung(self) -> bool:
@@ -63,11 +61,10 @@ class AuditWatch:
             return
         seen = None if outcome is None else seen_of(outcome, self._tolerance)
         with self._lock:
-            tells = self._alarm.note(place, seen) and not self._has_told
-            self._has_told |= tells
-        if tells:
-            text = f"the gate is off from here on: {self._alarm.describe()}"
-            warnings.warn(text, AuditAlarmWarning, stacklevel=3)
+            had_rung = self._alarm.rung
+            rings = self._alarm.note(place, seen) and not had_rung
+        if rings:
+            warn_of_alarm(self._alarm, stacklevel=3)
 
 
 def observing(config: RunConfig) -> RunConfig:

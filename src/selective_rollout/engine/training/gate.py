@@ -12,11 +12,11 @@ from selective_rollout.draws import is_audited
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.outcome import GroupOutcome
 from selective_rollout.engine.rule import (
-    AuditAlarmWarning,
     GateFile,
     WorkloadWarning,
     accepted_rule,
     warn_about,
+    warn_of_alarm,
 )
 from selective_rollout.engine.training.group import TrainingGroup
 from selective_rollout.engine.training.meter import Meter
@@ -316,9 +316,7 @@ class TrainingGate:
         if self.alarm is None or not self.alarm.note(place, seen) or self._fallen_back:
             return
         self._fallen_back = True
-        warnings.warn(
-            f"the gate is off from here on: {self.alarm.describe()}", AuditAlarmWarning, stacklevel=4
-        )
+        warn_of_alarm(self.alarm, stacklevel=4)
 
     def _require_same_rule(self, state: Mapping[str, Any]) -> None:
         if state.get("training_gate_version") != _FORMAT:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from selective_rollout.draws import is_audited
-from selective_rollout.engine.batch import AuditAlarmWarning
+from selective_rollout.engine.rule import warn_of_alarm
 from selective_rollout.errors import GroupError
 from selective_rollout.gate.audit import Seen
 from selective_rollout.integrations.gateway.address import Address
@@ -171,9 +170,7 @@ class Book:
         self._reviewed.add(key)
         rung = alarm.rung
         if alarm.note(desk.facts.place, _seen(desk, self._config)) and not rung:
-            warnings.warn(
-                f"the gate is off from here on: {alarm.describe()}", AuditAlarmWarning, stacklevel=2
-            )
+            warn_of_alarm(alarm, stacklevel=2)
 
 
 def _seen(desk: Desk, config: GatewayConfig) -> Seen:

@@ -17,7 +17,6 @@ from selective_rollout.engine.rule import warn_about
 from selective_rollout.gate.decision import Reason
 from selective_rollout.integrations.langgraph.book import Book
 from selective_rollout.integrations.langgraph.plan import Plan, is_enforcing, plan_next
-from selective_rollout.integrations.langgraph.result import GroupResult
 from selective_rollout.integrations.langgraph.session import Session
 from selective_rollout.integrations.langgraph.settings import record
 from selective_rollout.integrations.langgraph.state import (
@@ -132,7 +131,7 @@ def finish(state: GroupState) -> Plain:
     book.catch_up(rollouts.values())
     session.close_book(state["verdict"], [rollout["reward"] for rollout in rollouts.values()])
     status = _status(state["verdict"], rollouts.values())
-    session.review(GroupResult.from_state({**state, "rollouts": rollouts, "status": status}))
+    session.review({**state, "rollouts": rollouts, "status": status})
     emit({"type": "end", "group": state["group_id"], "status": status, **state["verdict"]})
     return {"rollouts": stopped, "status": status}
 

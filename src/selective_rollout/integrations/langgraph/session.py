@@ -19,7 +19,6 @@ from selective_rollout.actions import ActionOptions, read_action
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.conversation import Opening
 from selective_rollout.engine.loop import LoopThread
-from selective_rollout.engine.outcome import GroupOutcome
 from selective_rollout.engine.rule import AcceptedRule
 from selective_rollout.engine.watch import AuditWatch, observing
 from selective_rollout.env.base import Environment, EnvironmentFactory, Observation
@@ -28,8 +27,16 @@ from selective_rollout.gate.certificate import accepts
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.history import PromptHistory
 from selective_rollout.integrations.langgraph.book import Book
+from selective_rollout.integrations.langgraph.result import GroupResult
 from selective_rollout.integrations.langgraph.settings import GroupContext, restore
-from selective_rollout.integrations.langgraph.state import GroupFacts, Plain, RolloutState, Verdict, turns
+from selective_rollout.integrations.langgraph.state import (
+    GroupFacts,
+    GroupState,
+    Plain,
+    RolloutState,
+    Verdict,
+    turns,
+)
 from selective_rollout.policy import Endpoint, Policy, SamplingParams
 from selective_rollout.policy.openai_client import OpenAIPolicy
 from selective_rollout.trace.group_log import observation_hash
@@ -131,10 +138,11 @@ class Session:
             self.config = observing(self.config)
         self._place = watch.begin(self.config)
 
-    def review(self, outcome: GroupOutcome | None) -> None:
-        """Tell the audits' alarm what came of the group; None if nothing can be said."""
+    def review(self, state: GroupState | None) -> None:
+        """Tell the audits' alarm of a group that ended in this state; None if nothing can be said."""
         place, self._place = self._place, None
-        self.parts.watch.end(place, outcome)
+        if place is not None:
+            self.parts.watch.end(place, None if state is None else GroupResult.from_state(state))
 
     def policy_for(self, config: RunConfig) -> Policy:
         """The policy; made on first use if the graph was built without one.
