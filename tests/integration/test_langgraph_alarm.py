@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.certified import claim_of
 from tests.integration.walking_agents import PROMPT, World, same_way, scripted
 
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.rule import AuditAlarmWarning
 from selective_rollout.env.base import Observation, StepResult
 from selective_rollout.gate.audit import Alarm, Seen
-from selective_rollout.gate.certificate import Certificate
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.gate_file import write_gate_file
 from selective_rollout.integrations.langgraph import GroupResult, GroupRunner, build_graph
@@ -65,18 +65,7 @@ def runner(gate: Path, recorder: Recorder) -> RunGroup:
 def test_audits_that_contradict_the_certificate_switch_the_gate_off(
     opened: Callable[[Path, Recorder], RunGroup], tmp_path: Path
 ) -> None:
-    claim = Certificate(
-        rule=RULE,
-        alpha=0.05,
-        delta=0.05,
-        n_signal=60,
-        false_cuts=0,
-        cuts=50,
-        groups=200,
-        grid="0.2",
-        choose_share=0.4,
-        split_seed=0,
-    )
+    claim = claim_of(RULE, alpha=0.05)
     write_gate_file(tmp_path / "gate.toml", claim)
     rang_after, outcomes = None, []
     with Recorder(tmp_path / "trace.jsonl") as recorder:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, ToolMessage
 from langgraph.graph import END, START, MessagesState, StateGraph
+from tests.certified import claim_of
 
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.rule import UncertifiedGateWarning, WorkloadWarning
@@ -30,19 +31,7 @@ USAGE: Any = {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2}
 
 
 def certificate(**changes: Any) -> Certificate:
-    fields: dict[str, Any] = {
-        "rule": RULE,
-        "alpha": 0.1,
-        "delta": 0.05,
-        "n_signal": 60,
-        "false_cuts": 0,
-        "cuts": 50,
-        "groups": 200,
-        "grid": "0.2",
-        "choose_share": 0.4,
-        "split_seed": 0,
-    }
-    return Certificate(**(fields | changes))
+    return claim_of(RULE, **changes)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from openrlhf.trainer.ray.vllm_engine import _load_agent_executor
-from tests.trainers.certified import write_certified_gate
+from tests.certified import write_certified_gate
 
 from selective_rollout.gate.history import PromptHistory
 

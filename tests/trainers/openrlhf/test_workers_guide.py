@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import ray
-from tests.trainers.certified import write_certified_gate
+from tests.certified import write_certified_gate
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "groups-over-workers.md"
 BLOCK = re.compile(r"^```python no-run \(needs openrlhf; run by make test-trainers\)\n(.*?)^```", re.M | re.S)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
-from tests.trainers.certified import write_certified_gate
+from tests.certified import write_certified_gate
 from transformers import PreTrainedTokenizerFast
 from trl import GRPOConfig
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import trl
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tests.certified import claim_of
 from trl import GRPOTrainer
 
 from selective_rollout.engine.rule import AuditAlarmWarning
 from selective_rollout.engine.training import TrainingGate
 from selective_rollout.errors import ConfigError, GroupError
-from selective_rollout.gate.certificate import Certificate
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.gate_file import write_gate_file
 from selective_rollout.gate.history import PromptHistory
@@ -188,18 +188,7 @@ def test_a_prompt_is_cut_only_once_its_own_past_agrees(make: Any) -> None:
 
 
 def test_an_alarm_turns_the_gate_off_in_the_middle_of_training(make: Any, tmp_path: Path) -> None:
-    certificate = Certificate(
-        rule=RULE,
-        alpha=0.1,
-        delta=0.05,
-        n_signal=60,
-        false_cuts=0,
-        cuts=50,
-        groups=200,
-        grid="0.5",
-        choose_share=0.4,
-        split_seed=0,
-    )
+    certificate = claim_of(RULE)
     write_gate_file(tmp_path / "gate.toml", certificate)
     gate = enforcing(tmp_path / "gate.toml", audit_rate=0.3)
     wrong = [(name, [0, 1, 0, 1]) for name in ("c=", "d=", "e=", "f=")]

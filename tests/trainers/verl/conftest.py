@@ -22,7 +22,7 @@ os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 import ray
-from tests.trainers.certified import write_certified_gate
+from tests.certified import write_certified_gate
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of the frameworks, of each other

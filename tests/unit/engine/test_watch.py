@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.certified import claim_of
 
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.ledger import Ledger
@@ -14,24 +15,12 @@ from selective_rollout.engine.outcome import GroupOutcome
 from selective_rollout.engine.rule import AcceptedRule, AuditAlarmWarning
 from selective_rollout.engine.watch import AuditWatch, observing, seen_of
 from selective_rollout.gate.audit import Seen
-from selective_rollout.gate.certificate import Certificate
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.types import Group, Rollout, RolloutStatus
 
 RULE = GateConfig(start_step=2)
 ENFORCE = RunConfig(mode="enforce", audit_rate=0.5)
-CLAIM = Certificate(
-    rule=RULE,
-    alpha=0.05,
-    delta=0.05,
-    n_signal=60,
-    false_cuts=0,
-    cuts=50,
-    groups=200,
-    grid="0.2",
-    choose_share=0.4,
-    split_seed=0,
-)
+CLAIM = claim_of(RULE, alpha=0.05)
 CERTIFIED = AcceptedRule(RULE, CLAIM, certified=True)
 
 
