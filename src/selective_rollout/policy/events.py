@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
+import anyio
 import openai
 
 from selective_rollout.errors import PolicyError
@@ -110,10 +111,11 @@ class ChunkStream(AsyncIterator[object]):
 
     async def aclose(self) -> None:
         """Close the connection unless the answer was read whole, and end the reading of it."""
-        await self._response.aclose()
-        with suppress(Exception):  # on a closed connection the end is an error, one way or another
-            async for _ in self._parts:
-                pass
+        with anyio.CancelScope(shield=True):
+            await self._response.aclose()
+            with suppress(Exception):  # on a closed connection the end is an error, one way or another
+                async for _ in self._parts:
+                    pass
 
     async def _read_tail(self) -> None:
         """Read what follows the last event if it comes at once: only then is the connection used again."""

@@ -1,12 +1,13 @@
 import asyncio
 
+import anyio
 import pytest
 
 from selective_rollout.policy.cancellation import finish_cleanup
 
 
 class Work:
-    """Works until cancelled, then needs a moment to clean up."""
+    """Works until cancelled, then needs a moment to clean up, which it shields as HTTP clients do."""
 
     def __init__(self):
         self.cleaned = asyncio.Event()
@@ -15,7 +16,8 @@ class Work:
         try:
             await asyncio.sleep(60)
         finally:
-            await asyncio.sleep(0.01)
+            with anyio.CancelScope(shield=True):
+                await asyncio.sleep(0.01)
             self.cleaned.set()
 
 
