@@ -120,6 +120,7 @@ def test_a_cache_that_answers_for_the_model_is_noticed(server: LoopbackServer) -
         call_all(group, [agent_of(server)] * 2)
     finally:
         set_llm_cache(None)
+    assert [rollout.failure for rollout in group.outcome.group.rollouts] == [None, None]
     assert group.outcome.cut_as is None
     assert group.outcome.decisions[0].reason is Reason.IDENTICAL_SAMPLING
 
