@@ -97,7 +97,7 @@ def test_cut_groups_are_evicted_and_replaced_and_rewards_reach_the_gate(
     asked = made.asked()
     for task, count in asked.items():
         if "=" in task:
-            assert AT_THE_CHECK <= count <= AT_THE_CHECK + SIZE - 1
+            assert AT_THE_CHECK <= count < ALL  # how far members run ahead is the scheduler's
         else:
             assert count == ALL
     gate = ray.get_actor("evicting")
