@@ -1,6 +1,7 @@
 # Everything runs in a private .venv made with the standard library's venv and pip.
 
 PYTHON ?= python3
+PYTHON312 ?= $(or $(lastword $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python)),python3.12)
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -10,6 +11,7 @@ TRL := .venv-trl
 OPENRLHF := .venv-openrlhf
 VERIFIERS := .venv-verifiers
 VERL := .venv-verl
+CLIENTS := .venv-clients
 
 # What tests and demo need is installed with pip. The larger environments take uv where there is one: seconds
 # instead of minutes. torch stays with pip, which finds builds for the CPU where a machine keeps them.
@@ -19,7 +21,7 @@ install = $(if $(UV),$(UV) pip install --quiet --compile-bytecode --python $(1)/
 TESTING := "pytest>=9,<10" "pytest-asyncio>=1.2" "pytest-xdist>=3.6" "hypothesis>=6.120"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check stats bench bench-agents bench-grpo smoke-grpo test-floor test-llm test-openrlhf test-textworld test-trainers test-trl test-verifiers test-verl test-vllm ci clean
+.PHONY: help demo test check stats bench bench-agents bench-gateway bench-grpo smoke-grpo test-clients test-floor test-llm test-openrlhf test-textworld test-trainers test-trl test-verifiers test-verl test-vllm ci clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -75,6 +77,24 @@ test-floor: $(FLOOR)/.installed ## Run the LangGraph and LangChain tests on the 
 	@$(FLOOR)/bin/python -m pytest -n auto tests/integration/test_group_runner*.py \
 		tests/integration/test_langgraph*.py tests/integration/test_langchain*.py
 
+# Agent Lightning needs Python 3.12. Where that or npm is missing, the tests skip with a reason.
+$(CLIENTS)/.installed: pyproject.toml src/selective_rollout/_version.py
+	@echo "Installing into $(CLIENTS) ..."
+	@$(PYTHON) -m venv $(CLIENTS)
+	@$(call install,$(CLIENTS)) --editable ".[langgraph,langchain,gateway,parquet]" $(TESTING) langchain-openai \
+		"openai-agents==0.24.*" "pydantic-ai-slim[openai]==2.68.*" "langgraph-cli[inmem]==0.4.*"
+	@npm install --silent --no-fund --no-audit --prefix $(CLIENTS)/npm "openai@6" || echo "Without npm: no Node."
+	@$(PYTHON312) -m venv $(CLIENTS)/lightning && $(call install,$(CLIENTS)/lightning) "agentlightning==1.0.2" \
+		|| echo "Without Python 3.12: no Agent Lightning."
+	@touch $@
+
+test-clients: $(CLIENTS)/.installed ## Run other people's agents through the gateway: Node, frameworks, Agent Lightning
+	@NODE_PATH=$(CURDIR)/$(CLIENTS)/npm/node_modules FRAMEWORKS_PYTHON=$(CLIENTS)/bin/python \
+		AGENT_LIGHTNING_PYTHON=$(CLIENTS)/lightning/bin/python $(CLIENTS)/bin/python -m pytest -n auto \
+		tests/integration/gateway/test_clients.py tests/integration/gateway/test_frameworks.py \
+		tests/integration/gateway/test_agent_lightning.py tests/integration/test_langgraph_dev.py \
+		tests/unit/trace/importers/test_import_formats.py
+
 test-vllm: $(STAMP) ## Run the tests against real vLLM on the CPU (3.4 GB the first time)
 	@$(BIN)/python -m selective_rollout.testing.vllm_install .venv-vllm
 	@$(BIN)/python -m pytest -m vllm -rP
@@ -129,6 +149,9 @@ test-trainers: test-trl test-openrlhf test-verl test-verifiers ## Train with the
 
 bench-agents: $(STAMP) ## Compare holds and votes on agents over a real server: calls, tokens, time
 	@$(BIN)/python benchmarks/langchain_household.py
+
+bench-gateway: $(STAMP) ## What the gateway adds to a request, beside direct calls
+	@$(BIN)/python benchmarks/gateway_overhead.py
 
 bench-grpo: $(TRL)/.installed ## Train with and without a gate, four arms and four seeds (half an hour on two cores)
 	@$(TRL)/bin/python -m benchmarks.grpo_ab

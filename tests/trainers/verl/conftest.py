@@ -31,6 +31,7 @@ with warnings.catch_warnings():
     from verl_actors import servers
     from verl_world import configure
 
+from selective_rollout.integrations.ray_registry import start_coordinator
 from selective_rollout.integrations.verl import gates
 
 AGENT = """
@@ -89,6 +90,22 @@ def config(folder: Path) -> Callable[..., Any]:
         return configure(folder, AGENT.format(gate=gate, mode=mode, actor=actor, **options), *more)
 
     return make
+
+
+@pytest.fixture
+def started(cluster: None, folder: Path) -> Callable[[str], Any]:
+    """Starts the gate's actor before any worker asks for it.
+
+    On a busy machine that may take longer than members wait, who then run on without a gate.
+    """
+
+    def start(name: str) -> Any:
+        settings = gates.GateSettings(gate=str(folder / "gate.toml"), mode="enforce")
+        actor = start_coordinator(settings.make, name=name, lease_s=300)
+        ray.get(actor.metrics.remote())
+        return actor
+
+    return start
 
 
 class Local:

@@ -81,8 +81,9 @@ def training(cluster: None, config: Callable[..., Any]) -> Iterator[Callable[...
 
 
 def test_cut_groups_are_evicted_and_replaced_and_rewards_reach_the_gate(
-    training: Callable[..., Training],
+    training: Callable[..., Training], started: Callable[[str], Any]
 ) -> None:
+    gate = started("evicting")
     made = training(["a=", "b", "c=", "d", "e", "f", "g", "h"], actor="evicting")
     made.submit(2)
     batch, metrics = made.buffer.sample(global_steps=1, partition_id="train", batch_size=2)
@@ -100,7 +101,6 @@ def test_cut_groups_are_evicted_and_replaced_and_rewards_reach_the_gate(
             assert AT_THE_CHECK <= count < ALL  # how far members run ahead is the scheduler's
         else:
             assert count == ALL
-    gate = ray.get_actor("evicting")
     seen = ray.get(gate.metrics.remote())
     assert seen["gate/cut"] == evicted
     assert seen["gate/groups"] == len(asked)

@@ -39,17 +39,18 @@ def trained(output: Any) -> list[bool]:
 
 
 def test_members_in_two_workers_are_cut_together_until_the_gate_dies(
-    spread: Callable[..., list[Any]],
+    spread: Callable[..., list[Any]], started: Callable[[str], Any]
 ) -> None:
+    gate = started("both")
     workers = spread("both")
     assert [trained(half) for half in ray.get(roll_out(workers, "a="))] == [[False] * HALF] * 2
     assert [trained(half) for half in ray.get(roll_out(workers, "b"))] == [[True] * HALF] * 2
     asked = [ray.get(worker.asked.remote()) for worker in workers]
     assert sum(each["a="] for each in asked) < SIZE * TURNS
     assert sum(each["b"] for each in asked) == SIZE * TURNS
-    assert ray.get(ray.get_actor("both").metrics.remote())["gate/cut"] == 1
+    assert ray.get(gate.metrics.remote())["gate/cut"] == 1
 
-    ray.kill(ray.get_actor("both"))
+    ray.kill(gate)
     assert [trained(half) for half in ray.get(roll_out(workers, "c="), timeout=120)] == [[True] * HALF] * 2
 
 
