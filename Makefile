@@ -12,6 +12,8 @@ OPENRLHF := .venv-openrlhf
 VERIFIERS := .venv-verifiers
 VERL := .venv-verl
 CLIENTS := .venv-clients
+SEAMS := .venv-seams
+SEAMS312 := .venv-seams312
 
 # What tests and demo need is installed with pip. The larger environments take uv where there is one: seconds
 # instead of minutes. torch stays with pip, which finds builds for the CPU where a machine keeps them.
@@ -21,7 +23,7 @@ install = $(if $(UV),$(UV) pip install --quiet --compile-bytecode --python $(1)/
 TESTING := "pytest>=9,<10" "pytest-asyncio>=1.2" "pytest-xdist>=3.6" "hypothesis>=6.120"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check stats bench bench-agents bench-gateway bench-grpo smoke-grpo test-clients test-floor test-llm test-openrlhf test-textworld test-trainers test-trl test-verifiers test-verl test-vllm ci clean
+.PHONY: help demo test check stats bench bench-agents bench-gateway bench-grpo smoke-grpo test-clients test-floor test-llm test-openrlhf test-seams test-textworld test-trainers test-trl test-verifiers test-verl test-vllm ci clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -133,6 +135,24 @@ $(VERL)/.installed: pyproject.toml src/selective_rollout/_version.py
 		cachetools uvicorn fastapi
 	@touch $@
 
+# What the rollout sides of these import; their own requirements ask for much more, or for what no index has.
+$(SEAMS)/.installed: pyproject.toml src/selective_rollout/_version.py
+	@echo "Installing into $(SEAMS) ..."
+	@$(PYTHON) -m venv $(SEAMS)
+	@$(call pip,$(SEAMS)) "torch==2.13.0"
+	@$(call install,$(SEAMS)) --editable . $(TESTING) \
+		"skyrl-gym==0.4.0" "tinker==0.38.*" "transformers==5.16.1" "ray==2.60.*" aiofiles aiohttp chz cloudpathlib \
+		cloudpickle colorlog datasets einops flask hydra-core jaxtyping lark loguru numba pillow pybase64 tenacity \
+		torchdata uvloop
+	@$(call pip,$(SEAMS)) --no-deps --ignore-requires-python "skyrl==0.4.0" "areal==1.0.4" "tinker-cookbook==0.6.1"
+	@touch $@
+
+$(SEAMS312)/.installed: pyproject.toml src/selective_rollout/_version.py
+	@echo "Installing into $(SEAMS312) ..."
+	@$(PYTHON312) -m venv $(SEAMS312)
+	@$(call install,$(SEAMS312)) --editable . $(TESTING) "openpipe-art==0.5.23"
+	@touch $@
+
 test-trl: $(TRL)/.installed
 	@OMP_NUM_THREADS=1 $(TRL)/bin/python -m pytest -m trainers tests/trainers/trl tests/trainers/grpo_ab
 
@@ -145,6 +165,10 @@ test-verl: $(VERL)/.installed
 test-verifiers: $(VERIFIERS)/.installed ## Run the tests on real verifiers environments
 	@$(VERIFIERS)/bin/python -m pytest -n auto -m trainers tests/trainers/verifiers
 
+test-seams: $(SEAMS)/.installed $(SEAMS312)/.installed ## Run the sketches for other trainers (3 GB; needs Python 3.12 as well)
+	@$(SEAMS)/bin/python -m pytest -m trainers tests/trainers/seams
+	@$(SEAMS312)/bin/python -m pytest -m trainers tests/trainers/seams/test_art.py tests/trainers/seams/test_page.py
+
 test-trainers: test-trl test-openrlhf test-verl test-verifiers ## Train with the real frameworks on the CPU
 
 bench-agents: $(STAMP) ## Compare holds and votes on agents over a real server: calls, tokens, time
@@ -153,7 +177,7 @@ bench-agents: $(STAMP) ## Compare holds and votes on agents over a real server: 
 bench-gateway: $(STAMP) ## What the gateway adds to a request, beside direct calls
 	@$(BIN)/python benchmarks/gateway_overhead.py
 
-bench-grpo: $(TRL)/.installed ## Train with and without a gate, four arms and four seeds (half an hour on two cores)
+bench-grpo: $(TRL)/.installed ## Train with and without a gate, four arms and four seeds (10 to 30 minutes on two cores)
 	@$(TRL)/bin/python -m benchmarks.grpo_ab
 
 smoke-grpo: $(TRL)/.installed ## The smallest run of bench-grpo, and its tests (three minutes with the install)
@@ -172,4 +196,4 @@ ci: ## What continuous integration runs
 	@.ci/run
 
 clean: ## Remove what make made
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -12,6 +12,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from selective_rollout.stats import Interval, bootstrap_interval
 
@@ -184,18 +185,20 @@ def _draw_tokens(runs: Mapping[str, Sequence[Run]], path: Path) -> None:
         axes.plot(range(1, len(middle) + 1), middle, color=_COLOURS[arm], label=_NAMES[arm], lw=_WEIGHTS[arm])
         for one in sums:
             axes.plot(range(1, len(one) + 1), [v / 1000 for v in one], color=_COLOURS[arm], alpha=0.2, lw=0.8)
-    axes.legend(frameon=False)
+    _legend_below(axes)
     _save(figure, path)
 
 
 def _draw_success(runs: Mapping[str, Sequence[Run]], seeds: Sequence[Mapping[str, Any]], path: Path) -> None:
     figure, axes = _axes(
-        "Held-out success against tokens spent", "million tokens per seed", "held-out success, %"
+        "Held-out success, with 95% intervals, against tokens spent",
+        "thousand tokens per seed",
+        "held-out success, %",
     )
     for arm, its in runs.items():
         counts = [count for run in its for count in run["successes"]]
         interval = bootstrap_interval(_rate, counts)
-        spent = mean(_total(run, "tokens") for run in its) / 1e6
+        spent = mean(_total(run, "tokens") for run in its) / 1e3
         share = 100 * _rate(counts)
         bars = [[share - 100 * interval.low], [100 * interval.high - share]] if interval else None
         axes.errorbar(
@@ -206,11 +209,12 @@ def _draw_success(runs: Mapping[str, Sequence[Run]], seeds: Sequence[Mapping[str
             ms=4 + 2 * _WEIGHTS[arm],
             capsize=4,
             color=_COLOURS[arm],
-            label=_NAMES[arm],
         )
+        axes.scatter([], [], color=_COLOURS[arm], label=_NAMES[arm])
     before = 100 * _rate([count for seed in seeds for count in seed["before"]])
     axes.axhline(before, color="#9ca3af", ls="--", lw=1, label="before training")
-    axes.legend(frameon=False)
+    axes.margins(x=0.2)
+    _legend_below(axes)
     _save(figure, path)
 
 
@@ -228,18 +232,26 @@ def _draw_groups(runs: Mapping[str, Sequence[Run]], path: Path) -> None:
             )
             bottom += height
     axes.set_xticks(range(len(runs)), [_NAMES[arm] for arm in runs])
-    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=4)
+    _legend_below(axes)
     _save(figure, path)
 
 
 def _draw_dilution(runs: Sequence[Run], path: Path) -> None:
     figure, axes = _axes(
-        "Gradient norm without the would-be cuts", "predicted: (1 - z') / (1 - z)", "measured growth"
+        "How much larger the gradient is without the would-be cuts",
+        "expected, if the cuts carried no gradient",
+        "measured, by update",
     )
     points = [pair for run in runs for pair in run["dilution"]]
     axes.scatter([a for a, _ in points], [b for _, b in points], s=14, color="#2563eb", alpha=0.5, lw=0)
-    top = max([b for pair in points for b in pair], default=1.5)
-    axes.plot([1, top], [1, top], color="#6b7280", lw=1, ls="--")
+    low, high = (pick([1.0, *(side for pair in points for side in pair)]) for pick in (min, max))
+    axes.plot([low, high], [low, high], color="#6b7280", lw=1, ls="--", label="as expected")
+    axes.set(xscale="log", yscale="log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(2))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} x"))
+        axis.set_minor_locator(NullLocator())
+    _legend_below(axes)
     _save(figure, path)
 
 
@@ -260,6 +272,10 @@ def _axes(title: str, x: str, y: str) -> tuple[Any, Any]:
     axes.grid(axis="y", color="#e5e7eb", lw=0.8)
     axes.set_axisbelow(True)
     return figure, axes
+
+
+def _legend_below(axes: Any) -> None:
+    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3)
 
 
 def _save(figure: Any, path: Path) -> None:
