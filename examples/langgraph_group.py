@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 
-from selective_rollout.engine.batch import UncertifiedGateWarning
+from selective_rollout.engine.rule import UncertifiedGateWarning
 from selective_rollout.integrations.langgraph import GroupContext, GroupGraph, GroupResult, build_graph
 from selective_rollout.policy import Endpoint
 from selective_rollout.policy.openai_client import OpenAIPolicy

@@ -9,7 +9,8 @@ import asyncio
 from contextlib import aclosing
 
 from selective_rollout import GateConfig, RunConfig, run_groups
-from selective_rollout.analysis.accounting import Accounting, Rate
+from selective_rollout.analysis.accounting import Accounting
+from selective_rollout.analysis.rates import Rate
 from selective_rollout.engine.ledger import Ledger
 from selective_rollout.engine.runner import Workshop
 from selective_rollout.env import HouseholdEnvironment, household_tasks

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,31 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(("OPENAI_", "VLLM_", "SELECTIVE_ROLLOUT_", "LANGSMITH_", "LANGCHAIN_")):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port at which nobody answers, and which nobody else can take while the test runs."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def free_port() -> Callable[[], int]:
+    """Finds a port for a server that cannot choose one itself.
+
+    It lies below those that systems give away, so nobody is given it before the server takes it.
+    """
+
+    def find() -> int:
+        while True:
+            port = random.SystemRandom().randrange(20_000, 32_000)
+            with suppress(OSError), socket.socket() as probe:
+                probe.bind(("127.0.0.1", port))
+                return port
+
+    return find
 
 
 @pytest.fixture(scope="session")

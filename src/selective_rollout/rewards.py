@@ -38,12 +38,18 @@ def parse_reward(value: Any, *, reward_key: str | None = None, where: str = "") 
     place = f"{where}: " if where else ""
     if isinstance(value, Mapping):
         return parse_reward(_from_dict(value, reward_key, place), where=where)
+    value = _scalar(value)
     number = _as_float(value)
     if number is None and value is not None:
         raise RewardError(f"{place}reward {reprlib.repr(value)} is not a number: give one number or null")
     if number is not None and math.isinf(number):
         raise RewardError(f"{place}reward is infinite: use a finite number, or null for unscored")
     return None if number is None or math.isnan(number) else number
+
+
+def scored_only(rewards: Iterable[float | None]) -> list[float]:
+    """Return the rewards that are known: neither None nor NaN."""
+    return [float(reward) for reward in rewards if reward is not None and not math.isnan(reward)]
 
 
 def zero_variance(rewards: Sequence[float | None], tolerance: float = ZERO_VARIANCE_TOLERANCE) -> bool | None:
@@ -57,7 +63,7 @@ def zero_variance(rewards: Sequence[float | None], tolerance: float = ZERO_VARIA
         False as soon as two scored members differ, True if all members are scored and equal, None if unscored
         members could still differ or if there are fewer than two members.
     """
-    scored = _scored(rewards)
+    scored = scored_only(rewards)
     if len(rewards) < 2:
         return None
     if scored and max(scored) - min(scored) > tolerance:
@@ -112,7 +118,7 @@ def group_label(
     rewards = [None if rollout.status is RolloutStatus.CUT else rollout.reward for rollout in members]
     rewards += [None] * missing
     equal = zero_variance(rewards, tolerance)
-    scored = _scored(rewards)
+    scored = scored_only(rewards)
     kind: GroupKind = "unknown" if equal is None else "mixed"
     if equal:
         kind = _equal_kind(scored, highest_reward, tolerance)
@@ -124,9 +130,9 @@ def centred(rewards: Sequence[float | None]) -> list[float | None]:
 
     Unscored members stay None and do not enter the mean; a lone scored member is centred at 0.
     """
-    scored = _scored(rewards)
+    scored = scored_only(rewards)
     mean = math.fsum(scored) / len(scored) if scored else 0.0
-    return [None if reward is None or math.isnan(reward) else reward - mean for reward in rewards]
+    return [None if reward is None or math.isnan(reward) else float(reward) - mean for reward in rewards]
 
 
 def last_attempts(attempts: Iterable[tuple[Hashable, Rollout]]) -> tuple[Rollout, ...]:
@@ -147,10 +153,6 @@ def last_attempts(attempts: Iterable[tuple[Hashable, Rollout]]) -> tuple[Rollout
     return tuple(replace(rollout, index=index) for index, rollout in enumerate(kept.values()))
 
 
-def _scored(rewards: Iterable[float | None]) -> list[float]:
-    return [reward for reward in rewards if reward is not None and not math.isnan(reward)]
-
-
 def _equal_kind(scored: Sequence[float], highest_reward: float, tolerance: float) -> GroupKind:
     if min(scored) >= highest_reward - tolerance:
         return "all_success"
@@ -166,15 +168,22 @@ def _from_dict(value: Mapping[Any, Any], reward_key: str | None, place: str) -> 
     return value[reward_key]
 
 
+def _scalar(value: Any) -> Any:
+    """Return the only element of an array or tensor without dimensions, None where it is masked."""
+    item: Callable[[], Any] | None = getattr(value, "item", None)
+    if not callable(item) or getattr(value, "shape", None) != ():
+        return value
+    return None if getattr(value, "mask", False) else item()
+
+
 def _as_float(value: Any) -> float | None:
     """Return a single number as float; None if the value is none."""
-    scalar: Callable[[], Any] | None = getattr(value, "item", None)
-    if callable(scalar) and getattr(value, "shape", None) == ():
-        value = scalar()
     if isinstance(value, str):
         return _number_in(value)
     if not isinstance(value, Real | Decimal):
         return None
+    if isinstance(value, Decimal) and value.is_nan():  # a signalling one has no float
+        return math.nan
     try:
         return float(value)
     except OverflowError:

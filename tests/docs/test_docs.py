@@ -112,7 +112,7 @@ def stage(
         yield Stage(monkeypatch, capsys)
 
 
-@pytest.mark.filterwarnings("ignore::selective_rollout.engine.batch.UncertifiedGateWarning")
+@pytest.mark.filterwarnings("ignore::selective_rollout.engine.rule.UncertifiedGateWarning")
 @pytest.mark.parametrize("path", RUNNABLE, ids=name_of)
 def test_blocks_run_and_print_what_is_shown(path: Path, stage: Stage) -> None:
     for block in blocks_of(path):

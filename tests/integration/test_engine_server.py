@@ -29,7 +29,7 @@ from selective_rollout.types import RolloutStatus, Task
 
 G, STEPS, START = 4, 8, 3
 RULE = GateConfig(start_step=START)
-LIMITS = RequestLimits(backoff_s=0.01, stall_timeout_s=0.5, first_token_timeout_s=1.0)
+LIMITS = RequestLimits(backoff_s=0.01)
 
 
 @asynccontextmanager
@@ -82,14 +82,14 @@ async def test_a_cut_closes_the_requests_in_flight_and_the_server_stops_generati
         messages = request["messages"]
         assert isinstance(messages, list)
         step = sum(message["role"] == "assistant" for message in messages) + 1
-        words = 40 if seed == slow and step == START else 400 if step > START else 1
+        words = 40 if seed == slow and step == START else 4000 if step > START else 1
         return Reply(content=" ".join(["go"] * words))
 
     rule = GateConfig(start_step=START, tau=0.5)
-    with LoopbackServer(ScriptedBrain(say), step_delay_s=0.002) as server:
+    with LoopbackServer(ScriptedBrain(say), step_delay_s=0.002, max_model_len=20_000) as server:
         [done] = await run(server, [Task("g", "question")], rule, hold="none")
         counters = await server.until(lambda now: now.in_flight == 0)
     assert [rollout.status for rollout in done.group.rollouts] == [RolloutStatus.CUT] * G
     assert counters.disconnects == G - 1
     assert counters.tokens_after_disconnect <= G - 1, "at most the step that was running"
-    assert counters.completion_tokens < 400, "three answers of 400 tokens were not generated"
+    assert counters.completion_tokens < 4000, "three answers of 4000 tokens were not generated"

@@ -30,7 +30,7 @@ KINDS = [
     Fault(kind, after_steps=2, delay_s=0.02, retry_after_s=0.02 if kind == "rate_limit" else 0.0)
     for kind in FAULT_KINDS
 ]
-LIMITS = RequestLimits(backoff_s=0.005, stall_timeout_s=0.3, first_token_timeout_s=2.0)
+LIMITS = RequestLimits(backoff_s=0.005, stall_timeout_s=1.0, first_token_timeout_s=30.0)
 
 
 async def run(server: LoopbackServer, path: Path, groups: int, **config: object) -> list[GroupOutcome]:

@@ -249,7 +249,7 @@ class TestStop:
 
         world.tool = tool
         cut_after = -1.0
-        with LoopbackServer(ScriptedBrain(reply), step_delay_s=0.002) as server:
+        with LoopbackServer(ScriptedBrain(reply), step_delay_s=0.005) as server:
             config = replace(ENFORCE, stop="cancel", hold="none")
             runner = runner_of(agent_of(server, world), replace(DROP, start_step=2), config)
             async for event in runner.astream(PROMPT, THREAD):
@@ -265,7 +265,7 @@ class TestStop:
             counters = await server.until(lambda counters: counters.in_flight == 0)
             took = time.monotonic() - cut_after
             print(f"server idle {took * 1000:.0f} ms after the cut")
-            assert took < 4, "the reply alone takes 8 s"
+            assert took < 10, "the reply alone takes 20 s"
         assert counters.for_rollout("g", str(ahead)).disconnects == 1
         assert result is not None
         assert statuses(result) == {"cut": G}
@@ -273,7 +273,7 @@ class TestStop:
     async def test_a_cancelled_run_disconnects_all_its_requests(self, tmp_path: Path) -> None:
         brain = ScriptedBrain(lambda request, choice, seed: "step " * 4000)
         trace = tmp_path / "t.jsonl"
-        with LoopbackServer(brain, step_delay_s=0.002) as server, Recorder(trace) as recorder:
+        with LoopbackServer(brain, step_delay_s=0.005) as server, Recorder(trace) as recorder:
             runner = runner_of(agent_of(server, World()), recorder=recorder)
             running = asyncio.create_task(runner.ainvoke(PROMPT, THREAD))
             await server.until(lambda counters: counters.running == G)
@@ -282,13 +282,13 @@ class TestStop:
             with pytest.raises(asyncio.CancelledError):
                 await running
             counters = await server.until(lambda counters: counters.in_flight == 0)
-            assert time.monotonic() - began < 4, "the replies take 8 s"
+            assert time.monotonic() - began < 10, "the replies take 20 s"
         assert counters.disconnects == G
         assert len(list(read_groups(trace))) == 1
 
     async def test_a_closed_stream_cancels_its_group(self) -> None:
         brain = ScriptedBrain(lambda request, choice, seed: "step " * 4000)
-        with LoopbackServer(brain, step_delay_s=0.002) as server:
+        with LoopbackServer(brain, step_delay_s=0.005) as server:
             runner = runner_of(agent_of(server, World()), config=replace(ENFORCE, group_size=2))
             async with contextlib.aclosing(runner.astream(PROMPT, stream_mode="values")) as events:
                 async for event in events:

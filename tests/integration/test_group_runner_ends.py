@@ -37,10 +37,7 @@ from tests.integration.walking_agents import (
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.errors import ConfigError, SelectiveRolloutError
 from selective_rollout.gate.score import TwoSidedScore
-from selective_rollout.integrations.langgraph import (
-    GroupEvent,
-    GroupRunner,
-)
+from selective_rollout.integrations.langgraph import AgentGroupResult, GroupEvent, GroupRunner
 
 THREAD: RunnableConfig = {"configurable": {"thread_id": "g"}}
 
@@ -307,6 +304,23 @@ class TestCallers:
         decision = next(event.decision for event in events if event.type == "decision")
         assert decision is not None
         assert (decision.fires, decision.step, decision.distance) == (True, 3, 0.0)
+
+    async def test_a_node_reads_and_writes_the_outer_state_as_it_is_told(self) -> None:
+        class Outer(TypedDict, total=False):
+            question: str
+            verdict: str | None
+
+        def told(state: Outer) -> Any:
+            return {"messages": [("user", state["question"])]}
+
+        def answered(result: AgentGroupResult) -> Outer:
+            return {"verdict": result.answer}
+
+        outer = StateGraph(Outer)
+        outer.add_node("vote", runner_of(scripted(same_way, World())).as_node(input=told, output=answered))
+        outer.add_edge(START, "vote")
+        after = await outer.compile().ainvoke({"question": "Where is the key?"}, THREAD)
+        assert after == {"question": "Where is the key?", "verdict": "desk"}
 
     @pytest.mark.parametrize("is_async", [True, False])
     async def test_as_a_node_of_another_graph(self, is_async: bool) -> None:

@@ -36,8 +36,8 @@ from tests.integration.walking_agents import (
     statuses,
 )
 
-from selective_rollout.engine.batch import UncertifiedGateWarning
 from selective_rollout.engine.config import RunConfig
+from selective_rollout.engine.rule import UncertifiedGateWarning
 from selective_rollout.errors import ConfigError
 from selective_rollout.gate.history import PromptHistory
 from selective_rollout.integrations.langgraph import (
@@ -93,7 +93,8 @@ class TestThreads:
                 async for event in events:
                     waited_for.discard((event.rollout or 0, event.step))
                     if not waited_for and stuck.is_set():
-                        await asyncio.sleep(0.02)
+                        for _ in range(20):  # for what is being stored
+                            await asyncio.sleep(0.001)
                         break
             result = await runner.aresume("g")
             again = await runner.aresume("g", attempt=3)

@@ -65,7 +65,8 @@ class Agents:
 
     async def _model(self, state: MessagesState, config: RunnableConfig) -> dict[str, Any]:
         rollout, step = config["metadata"]["sr_rollout"], sum(m.type == "ai" for m in state["messages"]) + 1
-        if (rollout, step) == self.stalls:
+        place = survivor_order(config["metadata"]["sr_group"], G).index(rollout)
+        if (survivor_order("g", G)[place], step) == self.stalls:
             self.stalled.set()
             await asyncio.sleep(60)
         if self.model is not None:
@@ -91,14 +92,23 @@ class Agents:
         """Run a group until a rollout stalls and the others have come to rest; then cancel it."""
         self.stalls, self.stalled = at, asyncio.Event()
         running = asyncio.create_task(runner.ainvoke(PROMPT, THREAD))
-        await asyncio.wait_for(self.stalled.wait(), 20)
-        while self.models.total() < models:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.05)
+        await asyncio.wait_for(self.stalled.wait(), 60)
+        await self.stored(models)
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await running
         self.stalls = None
+
+    async def stored(self, models: int) -> None:
+        """Wait until so many answers of models are in the store: from then on nobody moves."""
+        async with asyncio.timeout(60):
+            while sum(map(self._answers, list(self.saver.storage))) < models:
+                await asyncio.sleep(0.01)
+
+    def _answers(self, thread: str) -> int:
+        stored = self.saver.get_tuple({"configurable": {"thread_id": thread}})
+        messages = stored.checkpoint["channel_values"].get("messages", ()) if stored is not None else ()
+        return sum(message.type == "ai" for message in messages)
 
 
 class Seeded(FakeListChatModel):
@@ -328,9 +338,7 @@ async def test_an_outer_graph_that_is_resumed_goes_on_with_the_group_in_its_node
     agents.stalls = (LAST, 2)
     running = asyncio.create_task(graph.ainvoke(PROMPT, THREAD))
     await agents.stalled.wait()
-    while agents.models.total() < G * 2 - 1:
-        await asyncio.sleep(0.01)
-    await asyncio.sleep(0.2)
+    await agents.stored(1 + (STEPS + 1) + 2 + 2)
     running.cancel()
     await asyncio.wait({running})
     agents.stalls = None

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,8 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command
 
-from selective_rollout.engine.batch import UncertifiedGateWarning
 from selective_rollout.engine.outcome import GroupOutcome
+from selective_rollout.engine.rule import UncertifiedGateWarning
 from selective_rollout.engine.survivor import survivor_order
 from selective_rollout.errors import ConfigError, GroupError
 from selective_rollout.gate.config import GateConfig
@@ -138,7 +137,7 @@ def enforced(gate: GateConfig, **options: Any) -> GatedGroup:
 async def run_all(group: GatedGroup, agents: list[Any], question: Any = QUESTION) -> list[Any]:
     async with group:
         return await asyncio.wait_for(
-            asyncio.gather(*(group.run(i, agent.ainvoke(question)) for i, agent in enumerate(agents))), 30
+            asyncio.gather(*(group.run(i, agent.ainvoke(question)) for i, agent in enumerate(agents))), 60
         )
 
 
@@ -290,7 +289,7 @@ def test_a_run_that_outlives_its_group_goes_on_ungated(world_of: Any) -> None:
         async with enforced(DROP, size=2) as group:
             left = asyncio.create_task(group.run(0, world.agent().ainvoke(QUESTION)))
             await world.server.until(lambda counters: counters.requests == K and counters.in_flight == 0)
-        return await asyncio.wait_for(left, 10), group.outcome
+        return await asyncio.wait_for(left, 60), group.outcome
 
     result, outcome = asyncio.run(main())
     assert result["messages"][-1].text == "The mug is in the sink."
@@ -303,14 +302,14 @@ def test_work_left_behind_by_a_rollout_that_ended_is_not_held(world_of: Any) -> 
     world = world_of(alike)
 
     async def main() -> Any:
-        async with enforced(DROP, hold_timeout_s=20) as group:
+        async with enforced(DROP, hold_timeout_s=100) as group:
 
             async def leaves_work_behind() -> asyncio.Task[Any]:
                 return asyncio.create_task(world.agent().ainvoke(QUESTION))
 
             left = await group.run(0, leaves_work_behind())
             assert left is not None
-            return await asyncio.wait_for(left, 10)
+            return await asyncio.wait_for(left, 50)
 
     assert asyncio.run(main())["messages"][-1].text == "The mug is in the sink."
 
@@ -359,7 +358,7 @@ def test_a_member_that_breaks_holds_nobody_up(world_of: Any, runner: str) -> Non
 
     world = world_of(fragile)
     world.broken = {99}
-    group = enforced(DROP, hold_timeout_s=20)
+    group = enforced(DROP, hold_timeout_s=100)
     results = RUNNERS[runner](group, [world.agent(seed) for seed in range(N)])
     outcome = group.outcome
     assert results[2] is None
@@ -396,10 +395,10 @@ def test_a_cancelled_member_holds_nobody_up(world_of: Any) -> None:
         async with enforced(DROP) as group:
             stuck = asyncio.create_task(group.run(0, asyncio.sleep(60)))
             others = [asyncio.create_task(group.run(i, world.agent().ainvoke(QUESTION))) for i in (1, 2)]
-            await asyncio.sleep(0.3)
+            await world.server.until(lambda seen: (seen.requests, seen.in_flight) == (2 * K, 0))
             assert not any(task.done() for task in others)
             stuck.cancel()
-            await asyncio.wait_for(asyncio.gather(*others), 10)
+            await asyncio.wait_for(asyncio.gather(*others), 60)
             with pytest.raises(asyncio.CancelledError):
                 await stuck
         return group.outcome
@@ -414,12 +413,11 @@ def test_a_held_member_can_be_cancelled(world_of: Any) -> None:
     async def main() -> GroupOutcome:
         async with enforced(DROP, size=2) as group:
             held = asyncio.create_task(group.run(0, world.agent().ainvoke(QUESTION)))
-            await asyncio.sleep(0.3)
-            began = time.monotonic()
+            await world.server.until(lambda seen: (seen.requests, seen.in_flight) == (K, 0))
+            await asyncio.sleep(0.05)  # for the last answer to be heard; before that it can be cancelled, too
             held.cancel()
-            with suppress(asyncio.CancelledError):
-                await held
-            assert time.monotonic() - began < 10
+            await asyncio.wait({held}, timeout=60)
+            assert held.cancelled()
         return group.outcome
 
     first = asyncio.run(main()).group.rollouts[0]
@@ -434,7 +432,7 @@ def test_a_hold_that_takes_too_long_releases_everybody(world_of: Any, runner: st
 
     class Slow:
         def invoke(self, question: Any) -> None:
-            released.wait(20)
+            released.wait(60)
 
         async def ainvoke(self, question: Any) -> None:
             while not released.is_set():
@@ -552,9 +550,9 @@ def test_a_human_is_asked_by_one_rollout_and_the_others_go_on(world_of: Any, gat
     ]
 
     async def main() -> tuple[list[Any], Any, GroupOutcome]:
-        async with enforced(SURVIVE, hold_timeout_s=20) as group:
+        async with enforced(SURVIVE, hold_timeout_s=100) as group:
             runs = [group.run(i, agent.ainvoke(QUESTION)) for i, agent in enumerate(agents)]
-            states = await asyncio.wait_for(asyncio.gather(*runs), 15)
+            states = await asyncio.wait_for(asyncio.gather(*runs), 50)
             resumed = await group.run(1, agents[1].ainvoke(APPROVE))
         return states, resumed, group.outcome
 
@@ -579,9 +577,9 @@ def test_an_interrupted_survivor_frees_its_siblings_and_still_answers(world_of: 
         raise RuntimeError("the line is down")
 
     async def main() -> GroupOutcome:
-        async with enforced(SURVIVE, hold="all", hold_timeout_s=20) as group:
+        async with enforced(SURVIVE, hold="all", hold_timeout_s=100) as group:
             runs = [group.run(i, agent.ainvoke(QUESTION)) for i, agent in enumerate(agents)]
-            states = await asyncio.wait_for(asyncio.gather(*runs), 15)
+            states = await asyncio.wait_for(asyncio.gather(*runs), 50)
             assert "__interrupt__" in states[leader]
             await group.run(leader, agents[leader].ainvoke(APPROVE) if resumed == "answers" else broken())
         return group.outcome
@@ -785,7 +783,7 @@ async def test_a_blocked_loop_of_the_user_ends_with_the_hold(world_of: Any) -> N
     began = time.monotonic()
     async with enforced(DROP, size=2, hold_timeout_s=0.2) as group:
         await asyncio.gather(*(group.run(i, blocking(i)) for i in range(2)))
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert group.outcome.cut_as is None
     assert world.requests == 2 * (STEPS + 1)
 
@@ -795,7 +793,7 @@ def test_it_only_ever_jumps_to_the_end() -> None:
         assert getattr(GroupGateMiddleware, name).__can_jump_to__ == ["end"]
 
 
-@pytest.mark.filterwarnings("ignore::selective_rollout.engine.batch.UncertifiedGateWarning")
+@pytest.mark.filterwarnings("ignore::selective_rollout.engine.rule.UncertifiedGateWarning")
 def test_the_documented_blocks_run(
     world_of: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

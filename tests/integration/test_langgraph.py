@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langgraph.graph import END, START, StateGraph
 
-from selective_rollout.engine.batch import UncertifiedGateWarning
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.outcome import GroupOutcome
+from selective_rollout.engine.rule import UncertifiedGateWarning
 from selective_rollout.engine.runner import run_group
 from selective_rollout.engine.survivor import survivor_order
 from selective_rollout.env.base import Observation, StepResult
@@ -499,7 +499,7 @@ class TestFailures:
                     await asyncio.sleep(30)
                 return await super().complete(messages, info)
 
-        result = run(Slow([["go"] * 3] * 3), config=replace(ENFORCE, group_size=3, rollout_timeout_s=0.3))
+        result = run(Slow([["go"] * 3] * 3), config=replace(ENFORCE, group_size=3, rollout_timeout_s=2.0))
         assert statuses(result) == ["cut", "failed", "cut"]
         assert result.rollouts[1].failure is not None
         assert result.rollouts[1].failure.kind == "timeout"

@@ -258,7 +258,8 @@ class Executioner:
         deadline = time.monotonic() + 30
         while self.replies < self._after and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.3)  # for checkpoints that are being written
+        for _ in range(300):  # for checkpoints that are being written
+            await asyncio.sleep(0.001)
         os.kill(os.getpid(), signal.SIGKILL)
 
 

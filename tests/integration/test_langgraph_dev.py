@@ -6,13 +6,12 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,12 @@ CLI = Path(sys.executable).with_name("langgraph")
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def address(tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]) -> Iterator[str]:
     if not CLI.exists():
         pytest.skip("langgraph-cli[inmem] is not installed")
     folder = tmp_path_factory.mktemp("dev") / "example"
     shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns(".*", "__pycache__"))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     told = ("VLLM_", "LANGSMITH_", "LANGCHAIN_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(told)}
     no_way_out = {f"{scheme}_proxy": "http://127.0.0.1:9" for scheme in ("http", "https", "all")}
@@ -61,7 +58,7 @@ def until_up(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
         assert server.poll() is None, log.read_text()
         assert time.monotonic() < deadline, log.read_text()
         try:
-            with urllib.request.urlopen(url, timeout=5):
+            with urllib.request.urlopen(url, timeout=30):
                 return
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             time.sleep(0.2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from dataclasses import replace
 from typing import Any
 
@@ -101,13 +100,11 @@ def test_a_wrong_model_is_named_with_those_that_are_served() -> None:
     assert "models served there: loopback-model" in message
 
 
-def test_a_refused_connection_names_the_address() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+def test_a_refused_connection_names_the_address(closed_port: int) -> None:
     with LoopbackServer(ALIKE) as server:
-        kind, message = failure_of(graph_of(server, base_url=f"http://127.0.0.1:{port}/v1"))
+        kind, message = failure_of(graph_of(server, base_url=f"http://127.0.0.1:{closed_port}/v1"))
     assert kind == "connection"
-    assert f"http://127.0.0.1:{port}/v1: connection refused; is the server running there?" in message
+    assert f"http://127.0.0.1:{closed_port}/v1: connection refused; is the server running there?" in message
 
 
 @pytest.mark.parametrize("fault", ["malformed_chunk", "empty_choices"])
@@ -120,7 +117,7 @@ def test_an_answer_in_another_shape_is_a_failure_of_its_rollout(fault: Any) -> N
 
 def test_a_group_too_large_for_the_server_fits_with_fewer_at_once() -> None:
     small = {"group_size": 4, "start_step": 2, "outcome": "drop"}
-    with LoopbackServer(ALIKE, "llama.cpp", max_running=1, step_delay_s=0.003) as server:
+    with LoopbackServer(ALIKE, "llama.cpp", max_running=1, step_delay_s=0.01) as server:
         crowded = GroupResult.from_state(graph_of(server).invoke(PROMPT, context=small))
         failures = [rollout.failure for rollout in crowded.rollouts if rollout.failure is not None]
         assert {failure.kind for failure in failures} == {"overloaded"}

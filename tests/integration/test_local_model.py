@@ -21,6 +21,7 @@ from selective_rollout.engine.runner import run_group
 from selective_rollout.errors import PrerequisiteError
 from selective_rollout.policy import Endpoint, Meter, RequestInfo, SamplingParams
 from selective_rollout.policy.openai_client import OpenAIPolicy
+from selective_rollout.testing import local_model
 from selective_rollout.testing.local_model import LocalModel
 from selective_rollout.testing.small_agent import (
     SMALL_AGENT_SAMPLING,
@@ -64,7 +65,7 @@ def counter(model: LocalModel, name: str) -> int:
     """One of the server's own counters."""
     url = model.base_url.removesuffix("/v1") + "/metrics"
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {model.api_key}"})
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         found = re.search(rf"^llamacpp:{name} (\S+)$", answer.read().decode(), re.MULTILINE)
     assert found is not None, name
     return int(float(found[1]))
@@ -122,7 +123,7 @@ async def test_leaving_stops_the_generation(model: LocalModel) -> None:
         assert {type(end) for end in await asyncio.gather(*tasks, return_exceptions=True)} == {
             asyncio.CancelledError
         }
-    await wait_idle(model, within_s=30)
+    await wait_idle(model, within_s=120)
     generated = counter(model, "tokens_predicted_total") - before
     received = sum(meter.completion for meter in meters)
     assert received <= generated < SLOTS * LONG_ANSWER / 2
@@ -137,14 +138,19 @@ def test_broken_weights_are_one_clear_line(tmp_path: Path, capfd: pytest.Capture
 
 
 def test_leaving_amid_an_answer_is_quick_and_leaves_nothing_behind(
-    weights: Path, capfd: pytest.CaptureFixture[str]
+    weights: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(local_model, "_STOP_TIMEOUT_S", 60.0)
     with LocalModel(weights, slots=1) as model:
+        assert model._child is not None
+        process = model._child.process
         client = openai.OpenAI(base_url=model.base_url, api_key=model.api_key, max_retries=0)
         answer: Any = client.chat.completions.create(model=model.model, messages=QUESTION, stream=True)
         next(iter(answer))
         left_at = time.monotonic()
-    assert time.monotonic() - left_at < 3.0
+    assert time.monotonic() - left_at < 15.0, "it waits for nobody's answer"
+    assert process is not None
+    assert process.returncode == 0, "it ends by itself"
     assert not is_served(model.base_url)
     answer.close()
     client.close()
@@ -166,7 +172,7 @@ def test_server_ends_when_its_owner_is_killed(weights: Path) -> None:
         base_url = owner.stdout.readline().strip()
         assert is_served(base_url)
         os.kill(owner.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while is_served(base_url):
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -9,8 +9,16 @@ import openai
 import pytest
 
 from selective_rollout.errors import ConfigError, PolicyError
-from selective_rollout.policy import Endpoint, Meter, RequestInfo, RequestLimits, SamplingParams
+from selective_rollout.policy import (
+    Endpoint,
+    Meter,
+    RequestInfo,
+    RequestLimits,
+    SamplingParams,
+    openai_client,
+)
 from selective_rollout.policy.openai_client import OpenAIPolicy
+from selective_rollout.policy.retry import retry_delay_s
 from selective_rollout.testing import (
     EchoBrain,
     Fault,
@@ -153,7 +161,7 @@ async def test_cancelling_stops_the_server(stream):
                 await task
             counters = await server.until(lambda c: c.in_flight == 0 and c.disconnects == 1)
     (record,) = counters.records
-    assert record.completion_tokens < 200
+    assert record.completion_tokens < 1000, "the whole answer has twice as many"
     assert record.tokens_after_disconnect <= 1
     assert (meter.started, meter.attempts, meter.wasted) == (True, 1, 0)
     assert meter.completion <= record.completion_tokens
@@ -176,7 +184,7 @@ async def test_a_second_cancellation_during_the_first_does_not_keep_the_server_b
 
 
 async def test_cancelling_one_rollout_leaves_its_siblings_alone():
-    with LoopbackServer(EchoBrain(), step_delay_s=0.005) as server:
+    with LoopbackServer(EchoBrain(), first_token_delay_s=0.5, step_delay_s=0.05) as server:
         async with policy_of(server) as policy:
             tasks = [asyncio.create_task(policy.complete(HELLO, info(i))) for i in range(4)]
             await server.until(lambda c: c.in_flight == 4)
@@ -212,7 +220,7 @@ async def test_no_half_read_answer_is_left_to_the_garbage_collector(fault):
     gc.collect()
     with LoopbackServer(EchoBrain(), faults=lambda context: fault) as server:
         sys.set_asyncgen_hooks(begin, lambda generator: abandoned.append(generator.__qualname__))
-        limits = RequestLimits(max_retries=0, stall_timeout_s=1)
+        limits = RequestLimits(max_retries=0, stall_timeout_s=1 if fault == "stall" else 60)
         async with policy_of(server, limits=limits) as policy:
             if fault is None:
                 await policy.complete(HELLO, info())
@@ -228,7 +236,7 @@ async def test_no_retry_follows_a_cancellation():
         async with policy_of(server, limits=RequestLimits(backoff_s=30)) as policy:
             task = asyncio.create_task(policy.complete(HELLO, info(meter=meter)))
             await server.until(lambda c: c.requests == 1 and c.in_flight == 0)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # it backs off now; sooner or later makes no difference to what is seen
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -239,7 +247,9 @@ async def test_a_timeout_of_the_caller_passes_through():
     with LoopbackServer(LONG, step_delay_s=0.005, max_model_len=10_000) as server:
         async with policy_of(server) as policy:
             with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.1):
+                async with asyncio.timeout(None) as limit:
+                    asked = asyncio.create_task(server.until(lambda c: c.in_flight == 1))
+                    asked.add_done_callback(lambda _: limit.reschedule(0))
                     await policy.complete(HELLO, info())
         counters = await server.until(lambda c: c.in_flight == 0)
     assert (counters.requests, counters.disconnects) == (1, 1)
@@ -322,11 +332,14 @@ async def test_a_wait_beyond_reason_ends_the_request():
 
 
 async def test_a_model_that_is_still_loading_is_waited_for():
-    with LoopbackServer(EchoBrain(), "llama.cpp", loading_s=0.8) as server:
-        limits = RequestLimits(backoff_s=0.2, max_retries=5)
+    path = "/v1/chat/completions"
+    with LoopbackServer(EchoBrain(), "llama.cpp", loading_s=3600) as server:
+        limits = RequestLimits(backoff_s=0.05, max_retries=20)
         async with policy_of(server, limits=limits) as policy:
-            assert (await policy.complete(HELLO, info())).finish_reason == "stop"
-        assert server.counters.responses["/v1/chat/completions", 503] >= 1
+            asked = asyncio.create_task(policy.complete(HELLO, info()))
+            await server.until(lambda c: c.responses.get((path, 503), 0) >= 2)
+            server._app._ready_at = 0.0
+            assert (await asked).finish_reason == "stop"
 
 
 async def test_a_waiting_retry_holds_no_place():
@@ -344,20 +357,25 @@ async def test_a_waiting_retry_holds_no_place():
             await asyncio.wait([limited])
 
 
-async def test_connections_that_the_server_drops_cost_no_waiting():
+async def test_connections_that_the_server_drops_cost_no_waiting(monkeypatch):
     """llama.cpp promises keep-alive and closes after each stream.
 
     Now and then the client meets the closed connection as a reset, which is an ordinary retry with backoff.
     """
+    waits = []
+
+    def delay_of(*arguments):
+        waits.append(retry_delay_s(*arguments))
+        return waits[-1]
+
+    monkeypatch.setattr(openai_client, "retry_delay_s", delay_of)
     with LoopbackServer(EchoBrain(), "llama.cpp") as server:
-        async with policy_of(server, limits=RequestLimits(backoff_s=1, max_retries=2)) as policy:
+        async with policy_of(server) as policy:
             meters = [Meter() for _ in range(20)]
-            began = asyncio.get_running_loop().time()
             for i, meter in enumerate(meters):
                 await policy.complete(HELLO, info(i, meter=meter))
-            took = asyncio.get_running_loop().time() - began
     assert sum(meter.attempts for meter in meters) < 40
-    assert took < 10, "backing off at each of the drops would take 20 s"
+    assert len(waits) < 10, "each of the drops would be one"
 
 
 async def test_stalls_and_slow_starts_are_noticed():
@@ -390,7 +408,8 @@ async def test_a_slow_first_token_within_the_limit_is_fine():
     with LoopbackServer(EchoBrain(), faults=faults) as server:
         async with policy_of(server, limits=limits) as policy:
             meter = Meter()
-            await policy.complete(HELLO, info(meter=meter))
+            one_word = [{"role": "user", "content": "open"}]  # nothing to wait for but its first token
+            await policy.complete(one_word, info(meter=meter))
     assert meter.attempts == 1
 
 
@@ -462,9 +481,9 @@ async def test_half_a_character_in_a_message_is_named():
     assert "lone surrogate" in str(error)
 
 
-async def test_no_server_is_explained(unused_tcp_port):
+async def test_no_server_is_explained(closed_port):
     endpoint = Endpoint(
-        base_url=f"http://127.0.0.1:{unused_tcp_port}/v1", model="m", base_url_from="VLLM_BASE_URL"
+        base_url=f"http://127.0.0.1:{closed_port}/v1", model="m", base_url_from="VLLM_BASE_URL"
     )
     async with OpenAIPolicy(endpoint, limits=RequestLimits(max_retries=1, backoff_s=0.01)) as policy:
         error = await failure_of(policy)
@@ -515,4 +534,16 @@ async def test_the_bound_on_concurrency_holds():
             done = await asyncio.gather(*(policy.complete(HELLO, info(i, seed=i)) for i in range(64)))
         counters = await server.until(lambda c: c.in_flight == 0)
     assert len(done) == counters.requests == 64
-    assert counters.peak_in_flight == 6
+    assert counters.peak_in_flight <= 6
+
+
+async def test_as_many_requests_as_are_allowed_are_made_at_once():
+    with LoopbackServer(EchoBrain(), first_token_delay_s=60) as server:
+        async with policy_of(server, concurrency=6) as policy:
+            tasks = [asyncio.create_task(policy.complete(HELLO, info(i))) for i in range(8)]
+            await server.until(lambda c: c.in_flight == 6)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        counters = await server.until(lambda c: c.in_flight == 0)
+    assert (counters.requests, counters.peak_in_flight) == (6, 6)

@@ -123,7 +123,7 @@ async def test_a_server_that_ignores_n_is_asked_for_choices_once() -> None:
 
 async def test_cancelling_one_rollout_leaves_the_others_their_choices() -> None:
     meters = [Meter() for _ in range(G)]
-    with LoopbackServer(BY_SEED, step_delay_s=0.005) as server:
+    with LoopbackServer(BY_SEED, step_delay_s=0.1) as server:
         async with policy_of(server) as policy:
             tasks = [
                 asyncio.create_task(policy.complete(HELLO, info(i, meter=meter)))
@@ -155,7 +155,7 @@ async def test_the_last_rollout_that_leaves_stops_the_server() -> None:
             await asyncio.gather(*tasks, return_exceptions=True)
         counters = await server.until(lambda now: now.in_flight == 0)
     assert counters.disconnects == 1
-    assert counters.completion_tokens < 200 * G
+    assert counters.completion_tokens < 1000 * G
     assert all(0 < meter.completion <= counters.completion_tokens for meter in meters)
 
 

@@ -24,7 +24,7 @@ from selective_rollout.trace.reader import read_groups
 from selective_rollout.trace.recorder import Recorder
 from selective_rollout.types import Task
 
-G, WORDS, START, EVERY = 4, 300, 40, 20
+G, WORDS, START, EVERY = 4, 1500, 40, 20
 STEPS = GateConfig(start_step=2)
 
 
@@ -45,7 +45,7 @@ async def run(
     endpoint = Endpoint(base_url=server.base_url, api_key=server.api_key or "", model=server.model)
     sampling = SamplingParams(extra_body={"return_token_ids": True})
     limits = RequestLimits(backoff_s=0.01)
-    async with OpenAIPolicy(endpoint, sampling, limits=limits) as policy, asyncio.timeout(30):
+    async with OpenAIPolicy(endpoint, sampling, limits=limits) as policy, asyncio.timeout(60):
         return await run_group(
             Task("g", "speak"),
             policy=policy,

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selective_rollout.analysis import batch_curve
-from selective_rollout.analysis.batch_curve import distance_curves, mean_curves
-from selective_rollout.analysis.curve import MemberRow, distance_curve, rows_curve
+from selective_rollout.analysis.batch_curve import mean_curves, renamed
+from selective_rollout.analysis.curve import MemberRow, distance_curve, member_rows, rows_curve
 from selective_rollout.distance import GroupDistance
 from selective_rollout.distance.reference import mean_distance
 from selective_rollout.types import Group, Padding, Rollout, RolloutStatus, Step
@@ -104,14 +104,14 @@ def recorded(*actions: list[str], status: RolloutStatus = RolloutStatus.FINISHED
 
 def test_recorded_groups_and_their_tool_names() -> None:
     group = recorded(["look", "take mug 1"], ["look", "take mug 2"], ["look", "go", "look"])
-    assert distance_curves([group])[0].tolist() == distance_curve(group) == [0.0, 1 / 2, 5 / 9]
-    names = distance_curves([group], symbol=lambda action: action.split()[0])
+    assert mean_curves([member_rows(group)])[0].tolist() == distance_curve(group) == [0.0, 1 / 2, 5 / 9]
+    names = mean_curves([renamed(member_rows(group), lambda action: action.split()[0])])
     assert names[0].tolist() == [0.0, 1 / 3, 4 / 9]
 
 
 def test_members_that_were_lost_or_cut_leave_at_their_last_step() -> None:
     group = recorded(["a", "b", "c"], ["a", "x"], status=RolloutStatus.CUT)
-    assert distance_curve(group) == distance_curves([group])[0].tolist() == [0.0, 0.5]
+    assert distance_curve(group) == mean_curves([member_rows(group)])[0].tolist() == [0.0, 0.5]
 
 
 def test_of_two_members_that_never_acted_one_may_leave() -> None:
@@ -120,4 +120,5 @@ def test_of_two_members_that_never_acted_one_may_leave() -> None:
 
 
 def test_groups_without_pairs_have_no_curve() -> None:
-    assert [c.tolist() for c in distance_curves([recorded(), recorded(["a"]), recorded([], [])])] == [[]] * 3
+    groups = [recorded(), recorded(["a"]), recorded([], [])]
+    assert [curve.tolist() for curve in mean_curves(list(map(member_rows, groups)))] == [[]] * 3

@@ -1,7 +1,9 @@
 """Canonical symbols, options, scrubbing and answers."""
 
 import pickle
+from decimal import Decimal
 
+import numpy as np
 import pytest
 
 from selective_rollout.actions import (
@@ -51,6 +53,13 @@ class TestCallSpellings:
             ("say(text='it\\'s \"so\"')", 'say({"text":"it\'s \\"so\\""})'),
             ('[{"name":"b","arguments":{}},{"name":"a","arguments":{}}]', "a({})+b({})"),
             ('b({"x": 1})\na({})', 'a({})+b({"x":1})'),
+            ("[b(x=1), a()]", 'a({})+b({"x":1})'),
+            ('{"name":"b","arguments":{}}\n{"name": "a", "arguments": {}}', "a({})+b({})"),
+            ('{"name":"b","arguments":{}}; {"name":"a","arguments":{}}', "a({})+b({})"),
+            ('{"tool_calls": [{"id": "c1", "function": {"name": "a", "arguments": "{}"}}]}', "a({})"),
+            ("open(7, mode='r',)", 'open({"0":7,"mode":"r"})'),
+            ("pick(['a', \"b\"], (1, None), ('x'))", 'pick({"0":["a","b"],"1":[1,null],"2":"x"})'),
+            ("set({'on': [True, {'k': 'v'}], 'b': ()})", 'set({"b":[],"on":[true,{"k":"v"}]})'),
         ],
     )
     def test_call_syntax(self, written: str, symbol: str) -> None:
@@ -65,6 +74,12 @@ class TestCallSpellings:
             "f(a=1, a=2)",
             "respond(Sure, Mia.)",
             "f(1) g(2)",
+            "f(['a' 'b'])",
+            "f({'a', 'b'})",
+            "f({1: 'a'})",
+            "f(['a')",
+            "[f(1) g(2)]",
+            '{"name":"b","arguments":{}} then',
             "{not json",
             "a (1)",
         ],
@@ -103,6 +118,7 @@ class TestCallSpellings:
         deep = '{"a":' * 100_000 + "1" + "}" * 100_000
         assert canonicalise(deep) == deep
         assert canonicalise("f(" + "[" * 100_000 + ")").startswith("f([")
+        assert canonicalise("f(" + "['a'," * 100_000 + ")").startswith("f(['a'")
         assert canonicalise(RawAction(calls=(RawCall("f", None, raw=deep),))) == f"invalid:f({deep})"
         big = "x" * 1_000_000
         assert canonicalise(f'write({{"text": "{big}"}})') == f'write({{"text":"{big}"}})'
@@ -124,6 +140,8 @@ class TestCallSpellings:
         assert (
             canonicalise(RawAction(calls=(call,))) == 'f({"k":{"2":"two","one":1},"s":["a","b"],"t":[1,2]})'
         )
+        numbers = RawCall("f", {"a": np.int64(1), "b": np.float32(0.5), "c": Decimal("1.0")})
+        assert canonicalise(RawAction(calls=(numbers,))) == 'f({"a":1,"b":0.5,"c":1.0})'
 
 
 class TestNumbers:
@@ -183,12 +201,24 @@ class TestInvalidCalls:
         assert tool_names(broken) == ("pay",)
 
     def test_json_that_is_no_object_is_spelled_one_way(self) -> None:
-        assert canonicalise(RawAction(calls=(RawCall("pay", None, raw="[1, 2]"),))) == "invalid:pay([1,2])"
+        listed, as_floats = (
+            RawAction(calls=(RawCall("pay", None, raw=raw),)) for raw in ("[1, 2]", "[1.0,2]")
+        )
+        assert canonicalise(listed) == "invalid:pay([1,2])"
+        assert canonicalise(as_floats) != canonicalise(listed)
+        equal = ActionOptions(numeric_equal=True)
+        assert canonicalise(as_floats, equal) == canonicalise(listed, equal)
 
     def test_a_recorded_invalid_call_is_read_again(self) -> None:
         symbol = 'a({"q":"x  y"})+invalid:pay({bad)'
         assert canonicalise(symbol) == symbol
         assert canonicalise(symbol, ActionOptions(name_only=True)) == "a+invalid:pay"
+
+    def test_what_is_broken_never_reads_as_a_further_call(self) -> None:
+        symbol = canonicalise(RawAction(calls=(RawCall("pay", None, raw="{4)+look("),)))
+        assert symbol == "invalid:pay({4) +look()"
+        assert canonicalise(symbol) == symbol
+        assert canonicalise(symbol, ActionOptions(name_only=True)) == "invalid:pay"
 
     def test_unsafe_and_missing_names(self) -> None:
         assert canonicalise(RawAction(calls=(RawCall("my (tool)", {}),))) == "my_tool_({})"
@@ -244,6 +274,7 @@ class TestNamesAndEffects:
             ("go to desk 1", "go"),
             ("respond(Thank you, Mia.)", "respond"),
             ("search[red mug]", "search"),
+            ('{"name":"web","arguments":{}} then', "web"),
             ('{"path": "a"}', '{"path":"a"}'),
             ("", ""),
         ],
@@ -283,6 +314,12 @@ class TestScrubbing:
             ("get 3F0C2A9E-7b1d-4c55-9a10-1d2e3f405162", "get <uuid>"),
             ("at 2026-03-01T09:00:01Z", "at <time>"),
             ("at 2026-03-01 09:00:01.123+02:00 sharp", "at <time> sharp"),
+            ("at 2026-03-01 09:00:01 +0200", "at <time>"),
+            ("at 2026/03/01 09:00:01", "at <time>"),
+            ("at 20260301T090001Z", "at <time>"),
+            ("at Sun, 01 Mar 2026 09:00:01 GMT", "at <time>"),
+            ("[01/Mar/2026:09:00:01 +0000]", "[<time>]"),
+            ("Sun Mar 1 09:00:01 UTC 2026", "<time>"),
             ("at 1772355601.1234", "at <time>"),
             ("show <Foo object at 0x7f3a2b1c4d50>", "show <Foo object at <addr>>"),
             ("commit 9fceb02d0ae598e95dc970b74767f19372d61af8", "commit <hex>"),
@@ -304,6 +341,9 @@ class TestScrubbing:
             "pay 1234567890.25",
             "fly on 2024-05-20",
             "meet 2024-05-20 09:30",
+            "meet 20 May 2024 at 09:30",
+            "part 20240520T09",
+            "release 20240520",
             "call 555-123-4567",
             "color deadbeef facade 0xFF00FF",
             "git show 9fceb02",
@@ -388,6 +428,20 @@ class TestAnswers:
             ("answer(42)", "42"),
             ("Finish[Richard Nixon]", "richard nixon"),
             ("answer(It is \\(\\boxed{\\frac{1}{2}}\\).)", "\\frac{1}{2}"),
+            ('final_answer(answer="42")', "42"),
+            ('final_answer({"answer": 42})', "42"),
+            ('answer(unit="km", value=42)', 'unit="km", value=42'),
+            ("**Final Answer: Paris**", "paris"),
+            ("**Final Answer: Paris.**", "paris"),
+            ("*Paris*", "paris"),
+            ("_Paris_", "paris"),
+            ("snake_case_", "snake_case_"),
+            ("\u201cParis.\u201d", "paris"),
+            ("\u2018Paris\u2019", "paris"),
+            ("\\[42\\]", "42"),
+            ("$$42$$", "42"),
+            ("Cafe\u0301", "caf\u00e9"),
+            ("x\u00b2", "x\u00b2"),
             ("\\boxed{unclosed", "\\boxed{unclosed"),
             ("$x = 2$", "x = 2"),
             ("'a' and 'b'", "'a' and 'b'"),

@@ -104,9 +104,71 @@ class TestChatMessages:
         ]
         assert from_message({"role": "assistant", "content": anthropic}) == 'web_search({"query":"oslo"})'
 
+    @pytest.mark.parametrize(
+        "block",
+        [
+            {"type": "mcp_call", "id": "m1", "name": "roll", "arguments": '{"n": 2}', "server_label": "dice"},
+            {"type": "mcp_tool_use", "id": "m2", "name": "roll", "input": {"n": 2}, "server_name": "dice"},
+        ],
+    )
+    def test_tools_of_mcp_servers_go_by_their_own_names(self, block: dict[str, Any]) -> None:
+        assert from_message({"role": "assistant", "content": [block]}) == 'roll({"n":2})'
+
     def test_server_tools_beside_own_tools(self) -> None:
         blocks = [{"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}}]
         assert from_message(assistant(("look", "{}"), content=blocks)) == "look({})+web_search({})"
+
+    def test_ids_of_a_servers_own_tool_are_dropped(self) -> None:
+        def click(**ids: str) -> str:
+            block = {
+                "type": "computer_call",
+                "status": "completed",
+                "action": {"type": "click", "x": 1},
+                **ids,
+            }
+            return from_message({"role": "assistant", "content": [block]})
+
+        assert (
+            click(id="a", call_id="b")
+            == click(id="c", call_id="d")
+            == ('computer({"action":{"type":"click","x":1}})')
+        )
+
+    @pytest.mark.parametrize(
+        "entry",
+        [
+            {"type": "function", "name": "pay", "parameters": {"id": 4}},
+            {"function": "pay", "args": {"id": 4}},
+            {"tool": "pay", "tool_input": {"id": 4}},
+            {"name": "pay", "input": '{"id":4}'},
+            '{"name": "pay", "arguments": {"id": 4}}',
+        ],
+    )
+    def test_calls_go_by_several_names(self, entry: Any) -> None:
+        message = {"role": "assistant", "content": None, "tool_calls": [entry]}
+        assert from_message(message) == 'pay({"id":4})'
+        assert from_message({**message, "tool_calls": entry}) == 'pay({"id":4})'
+
+    @pytest.mark.parametrize(("entry", "symbol"), [("pay", "pay"), (None, "None"), (4, "4")])
+    def test_what_is_no_call_equals_no_other(self, entry: Any, symbol: str) -> None:
+        assert from_message({"role": "assistant", "tool_calls": [entry]}) == f"invalid:?({symbol})"
+
+    @pytest.mark.parametrize("calls", ["", "[]", "null", [], None])
+    def test_no_calls_in_any_spelling(self, calls: Any) -> None:
+        assert from_message({"role": "assistant", "content": "go north", "tool_calls": calls}) == "go north"
+
+    def test_one_block_that_is_no_list(self) -> None:
+        assert (
+            from_message({"role": "assistant", "content": {"type": "text", "text": "go north"}}) == "go north"
+        )
+
+    def test_parts_of_google(self) -> None:
+        call = {"functionCall": {"name": "look", "args": {"at": "desk"}}}
+        parts = [{"text": "hm", "thought": True}, {"text": "Looking."}, call]
+        assert from_message({"role": "model", "parts": parts}) == 'look({"at":"desk"})'
+        assert from_message({"role": "model", "parts": parts[:2]}) == "Looking."
+        part = SimpleNamespace(text=None, function_call=SimpleNamespace(name="look", args={}, id=None))
+        assert from_message(SimpleNamespace(role="model", parts=[part])) == "look({})"
 
     def test_odd_types_and_ids_do_no_harm(self) -> None:
         odd = [{"type": ["x"]}, {"type": {"a": 1}, "text": "y"}, {"type": "text", "text": None}, 5, None]
@@ -221,6 +283,23 @@ class TestText:
             ),
             ('<tool_call>{"name": "look", "argu', 'invalid:look({"name": "look", "argu)'),
             ("<tool_call>what</tool_call>", "invalid:tool_call(what)"),
+            (
+                '<tool_call>[{"name":"b","arguments":{}},{"name":"a","arguments":{}}]</tool_call>',
+                "a({})+b({})",
+            ),
+            (
+                "<tool_call>\n<function=look>\n<parameter=at>\na desk\n</parameter>\n"
+                "<parameter=n>\n2\n</parameter>\n</function>\n</tool_call>",
+                'look({"at":"a desk","n":2})',
+            ),
+            ("<tool_call>\n<function=look>\n</function>\n</tool_call>", "look({})"),
+            ('hm <function=look>{"at": 1}</function>', 'look({"at":1})'),
+            ("<function=look><parameter=at>de", "invalid:look(<parameter=at>de)"),
+            ("<function=look>desk</function>", "invalid:look(desk)"),
+            (
+                "<tool_call>look\n<arg_key>at</arg_key>\n<arg_value>a desk</arg_value>\n</tool_call>",
+                'look({"at":"a desk"})',
+            ),
         ],
     )
     def test_tagged_calls_of_servers_without_a_tool_parser(self, completion: str, action: str) -> None:
@@ -263,6 +342,31 @@ class TestConversations:
             AIMessage("done"),
         ]
         assert from_messages(messages) == ["look({})", "done"]
+
+    @pytest.mark.parametrize("role", ["assistant", "model", "agent", "ai"])
+    def test_the_agent_goes_by_several_names(self, role: str) -> None:
+        assert from_messages([{"role": "env", "content": "room"}, {"role": role, "content": "go"}]) == ["go"]
+
+    def test_items_of_one_response_are_one_step(self) -> None:
+        def call(name: str, call_id: str) -> dict[str, Any]:
+            return {"type": "function_call", "id": "x", "call_id": call_id, "name": name, "arguments": "{}"}
+
+        text = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "done"}]}
+        reply = {"type": "function_call_output", "call_id": "c1", "output": "ok"}
+        items = [
+            {"role": "user", "content": "room"},
+            {"type": "reasoning", "summary": []},
+            call("b", "c1"),
+            call("a", "c2"),
+            reply,
+            {"type": "custom_tool_call", "call_id": "c3", "name": "sh", "input": "ls"},
+            {"type": "custom_tool_call_output", "call_id": "c3", "output": "ok"},
+            text,
+        ]
+        assert from_messages(items) == ["a({})+b({})", 'sh({"input":"ls"})', "done"]
+        assert from_messages([{**text, "content": "done"}]) == ["done"]
+        assert from_messages([SimpleNamespace(**item) for item in items]) == from_messages(items)
+        assert from_message(call("a", "c1")) == "a({})"
 
     def test_plain_completions(self) -> None:
         assert from_messages(["Action: a", "Action: a"]) == ["a", "a"]

@@ -102,6 +102,8 @@ class TestMeanPairwiseDistance:
     def test_bad_prefixes_are_refused(self, prefixes, message):
         with pytest.raises(ConfigError, match=message):
             mean_pairwise_distance(prefixes)
+        with pytest.raises(ConfigError, match=message):
+            should_stop_group(prefixes)
 
 
 class TestShouldStopGroup:

@@ -56,7 +56,20 @@ class TestParsing:
         assert parsed == reward
         assert type(parsed) is float
 
-    @pytest.mark.parametrize("value", [None, math.nan, "NaN", "nan", np.float64("nan"), Decimal("NaN")])
+    @pytest.mark.parametrize(
+        "value",
+        [
+            None,
+            math.nan,
+            "NaN",
+            "nan",
+            np.float64("nan"),
+            Decimal("NaN"),
+            Decimal("sNaN"),
+            np.array(None),
+            np.ma.masked,
+        ],
+    )
     def test_unscored(self, value: Any) -> None:
         assert parse_reward(value) is None
         assert parse_reward({"score": value}, reward_key="score") is None
@@ -111,6 +124,11 @@ class TestZeroVariance:
     )
     def test_labels(self, rewards: list[float | None], expected: bool | None) -> None:
         assert zero_variance(rewards) is expected
+
+    def test_kinds_of_numbers_may_be_mixed(self) -> None:
+        rewards: list[Any] = [Decimal("0.1"), 0.1, Fraction(1, 10), np.float32(0.1)]
+        assert zero_variance(rewards) is True
+        assert [type(advantage) for advantage in centred(rewards)] == [float] * 4
 
     def test_the_tolerance_is_on_the_range(self) -> None:
         chain = [0.6 * ZERO_VARIANCE_TOLERANCE * step for step in range(4)]

@@ -66,6 +66,9 @@ class TestBinomial:
         assert ours.low == pytest.approx(theirs.low, rel=1e-8, abs=1e-15)
         assert ours.high == pytest.approx(theirs.high, rel=1e-8)
 
+    def test_a_bound_may_lie_below_what_was_seen(self) -> None:
+        assert upper_bound(2, 10, 0.01) == pytest.approx(scipy.stats.beta.ppf(0.01, 3, 8), rel=1e-9)
+
     def test_nothing_seen_says_nothing(self) -> None:
         assert clopper_pearson(0, 0) == Interval(0.0, 1.0)
         assert upper_bound(0, 0) == 1.0
@@ -125,6 +128,8 @@ class TestHowMuchData:
             needed_at_rate(0.01, 0.05, 1.0)
         with pytest.raises(ConfigError, match="rate"):
             needed_at_rate(-0.1, 0.05, 0.05)
+        with pytest.raises(ConfigError, match="rate must be 0 or more, not nan"):
+            needed_at_rate(math.nan, 0.05, 0.05)
 
 
 class TestFixedSequence:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from typing import Final
+from unicodedata import normalize
 
+from selective_rollout.actions.parse import calls_from_text
 from selective_rollout.actions.text import fold, strip_reasoning
+from selective_rollout.actions.values import dumps
 
 _TAG: Final = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.IGNORECASE | re.DOTALL)
 _LABEL: Final = re.compile(r"\bfinal answer\**[ \t]*:\**[ \t]*", re.IGNORECASE)
@@ -14,7 +17,13 @@ _CALL: Final = re.compile(
 )
 _BOXED: Final = "\\boxed{"
 _CLOSING: Final = {"(": ")", "[": "]"}
-_WRAPPERS: Final = (("**", "**"), ("\\(", "\\)"), ("$", "$"), ("`", "`"), ('"', '"'), ("'", "'"))
+_BOLD: Final = "**"
+_WRAPPERS: Final = (
+    *((_BOLD, _BOLD), ("*", "*"), ("_", "_"), ("`", "`")),
+    *(("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$")),
+    *(('"', '"'), ("'", "'"), ("\N{LEFT DOUBLE QUOTATION MARK}", "\N{RIGHT DOUBLE QUOTATION MARK}")),
+    ("\N{LEFT SINGLE QUOTATION MARK}", "\N{RIGHT SINGLE QUOTATION MARK}"),
+)
 
 
 def default_answer(text: str | None) -> str | None:
@@ -22,13 +31,14 @@ def default_answer(text: str | None) -> str | None:
 
     Reasoning is stripped. An answer that is marked is taken out of its marks: `<answer>...</answer>`, `Final
     Answer: ...`, `\boxed{...}`, `answer(...)`; the last mark of a kind counts. White space is folded, letter
-    case is ignored, and quotes, emphasis and a closing full stop around the whole are dropped. Numbers,
-    units and wording stay as they are: give an `answer_fn` where "42" and "42 km" should agree.
+    case and the two ways to write an accent are ignored, and quotes, emphasis and a closing full stop around
+    the whole are dropped. Numbers, units and wording stay as they are: give an `answer_fn` where "42" and
+    "42 km" should agree.
     """
     text = strip_reasoning(text or "")
     for marked in (_tagged, _called, _labelled, _boxed):
         text = marked(text)
-    answer = _unwrapped(fold(text)).casefold()
+    answer = normalize("NFC", _unwrapped(fold(text)).casefold())
     return answer or None
 
 
@@ -43,7 +53,12 @@ def _labelled(text: str) -> str:
 
 def _called(text: str) -> str:
     call = _CALL.fullmatch(text)
-    return call[2] if call and _CLOSING[call[1]] == call[3] else text
+    if call is None or _CLOSING[call[1]] != call[3]:
+        return text
+    args = [value for read in calls_from_text(text.strip()) for value in (read.args or {}).values()]
+    if len(args) == 1:
+        return args[0] if isinstance(args[0], str) else dumps(args[0])
+    return call[2]
 
 
 def _boxed(text: str) -> str:
@@ -62,6 +77,8 @@ def _unwrapped(text: str) -> str:
     """Drop what stands around the whole answer: emphasis, quotes, mathematics signs, a full stop."""
     while True:
         inner = text.removesuffix(".").strip()
+        if inner.count(_BOLD) == 1:  # its other half went with the label
+            inner = inner.removesuffix(_BOLD)
         for opening, closing in _WRAPPERS:
             core = inner.removeprefix(opening).removesuffix(closing)
             if len(core) == len(inner) - len(opening) - len(closing) and closing not in core:

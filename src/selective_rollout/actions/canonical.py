@@ -9,10 +9,11 @@ options (such as `name_only`) apply to recorded actions as they would have to th
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Any, Final
 
 from selective_rollout.actions.options import DEFAULT_OPTIONS, ActionOptions
-from selective_rollout.actions.parse import INVALID, call_name, calls_from_json, calls_from_syntax, unfence
+from selective_rollout.actions.parse import INVALID, call_name, calls_from_json, calls_from_text, unfence
 from selective_rollout.actions.raw import RawAction, RawCall
 from selective_rollout.actions.scrub import scrub_text, scrub_value
 from selective_rollout.actions.text import fold
@@ -65,11 +66,11 @@ def _understood(action: RawAction | str, options: ActionOptions) -> tuple[tuple[
         return action.calls, None
     text = unfence(action if isinstance(action, str) else action.text)
     if not text.startswith(("{", "[")):
-        return calls_from_syntax(text), None
+        return calls_from_text(text), None
     try:
         value = without(loads(text), (path for path in options.ignore_args.get(_ANY, ()) if path != _ANY))
     except ValueError:
-        return (), None
+        return calls_from_text(text), None
     return calls_from_json(value), value
 
 
@@ -80,15 +81,14 @@ def _call_symbol(call: RawCall, options: ActionOptions) -> str:
     if call.args is not None:
         ignored = (*options.ignore_args.get(_ANY, ()), *options.ignore_args.get(call.name, ()))
         return f"{name}({_value_text(without(dict(call.args), ignored), options)})"
-    raw = _broken_text(call.raw or "")
+    raw = _broken_text(call.raw or "", options)
     return f"{INVALID}{name}({scrub_text(raw) if options.scrub_volatile else raw})"
 
 
-def _broken_text(raw: str) -> str:
-    try:
-        return fold(dumps(loads(raw)))  # no object, but JSON: its spelling is no difference
-    except ValueError:
-        return fold(raw)
+def _broken_text(raw: str, options: ActionOptions) -> str:
+    with suppress(ValueError):  # no object, but JSON: its spelling is no difference
+        raw = dumps(loads(raw), numeric_equal=options.numeric_equal)
+    return fold(raw).replace(f"){_JOINT}", f") {_JOINT}")  # so that it ends no symbol but its own
 
 
 def _value_text(value: Any, options: ActionOptions) -> str:
@@ -97,7 +97,8 @@ def _value_text(value: Any, options: ActionOptions) -> str:
 
 def _text_symbol(text: str, options: ActionOptions) -> str:
     if options.name_only:
-        return _first_word(text)
+        first = _first_word(text)  # which may be readable where the whole is not
+        return first if first == text else canonicalise(first, options)
     name = call_name(text)
     if name is not None and text.endswith((")", "]")) and _ANY in options.ignore_args.get(name, ()):
         return f"{name}({{}})"

@@ -1,7 +1,8 @@
 """Tool calls that were written as strings: JSON call objects and call syntax.
 
-Read are `{"tool": ..., "args": ...}` and its relatives (one object or a list of them), `name({...})`,
-`name(key=value, ...)`, and several such calls joined by `+` (as canonical actions are) or by line breaks.
+Read are `{"tool": ..., "args": ...}` and its relatives (one object, several after another, or a list of
+them), `name({...})`, `name(key=value, ...)`, and several such calls joined by `+` (as canonical actions are),
+by line breaks, or as a list in brackets.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from selective_rollout.actions.literals import read_literal
 from selective_rollout.actions.raw import RawCall
 from selective_rollout.actions.values import load_at, loads
 
@@ -20,17 +22,18 @@ _NAME_KEYS: Final = frozenset({"tool", "name", "tool_name", "action", "function"
 _ARGS_KEYS: Final = frozenset({"args", "arguments", "parameters", "input", "tool_input", "action_input"})
 _ID_KEYS: Final = frozenset({"id", "call_id", "tool_call_id", "index"})
 _CALL_TYPES: Final = ("function", "function_call", "tool_call", "tool_use")
+_LIST_KEY: Final = "tool_calls"
 
 _FENCE: Final = re.compile(r"```[\w+-]*[ \t]*\n(.*?)\n?[ \t]*```\s*", re.DOTALL)
 _HEAD: Final = re.compile(r"([^\s()\[\]{}\"'+=,]+)\(")
 _NAMED: Final = re.compile(r"([^\s()\[\]{}\"'+=,]+)[(\[]")
 _INVALID_END: Final = re.compile(r"\)(?=\Z|\+[^\s()\[\]{}\"'+=,]+\()")
 _JOINT: Final = re.compile(r"\s*\+\s*|\s*\n\s*")
+_COMMA: Final = re.compile(r"\s*,\s*")
+_BETWEEN: Final = re.compile(r"[\s;,]*")
 _KEY: Final = re.compile(r"\s*([^\W\d]\w*)\s*=\s*")
-_NEXT: Final = re.compile(r"\s*([,)])\s*")
-_PYTHON_WORD: Final = re.compile(r"(?:True|False|None)\b")
-_PYTHON_WORDS: Final = {"True": True, "False": False, "None": None}
-_SINGLE_QUOTED: Final = re.compile(r"'((?:[^'\\]|\\.)*)'", re.DOTALL)
+_CLOSING: Final = re.compile(r"\s*\)")
+_NEXT: Final = re.compile(r"\s*(?:,|(?=\)))")
 
 
 def unfence(text: str) -> str:
@@ -87,12 +90,37 @@ def call_from_text(name: str, text: str) -> RawCall:
 
 def calls_from_json(value: Any) -> tuple[RawCall, ...]:
     """Read a call object or a list of call objects; empty if the value is something else."""
+    if isinstance(value, Mapping) and value.keys() == {_LIST_KEY}:
+        value = value[_LIST_KEY]
     items = value if isinstance(value, list) else [value]
     calls = [call_from_object(item) for item in items]
     return () if None in calls else tuple(call for call in calls if call is not None)
 
 
-def calls_from_syntax(text: str) -> tuple[RawCall, ...]:
+def calls_from_text(text: str) -> tuple[RawCall, ...]:
+    """Read calls that fill a text which is no single JSON value; empty if it is something else."""
+    if text.startswith("{"):
+        return _calls_in_a_row(text)
+    if text.startswith("[") and text.endswith("]"):
+        return _calls_from_syntax(text[1:-1].strip(), _COMMA)
+    return _calls_from_syntax(text, _JOINT)
+
+
+def _calls_in_a_row(text: str) -> tuple[RawCall, ...]:
+    """Read call objects that follow each other."""
+    values, position = [], 0
+    while position < len(text):
+        try:
+            value, end = load_at(text, position)
+        except ValueError:
+            return ()
+        values.append(value)
+        between = _BETWEEN.match(text, end)
+        position = between.end() if between else end
+    return calls_from_json(values)
+
+
+def _calls_from_syntax(text: str, joint: re.Pattern[str]) -> tuple[RawCall, ...]:
     """Read `name(...)` calls that fill the text as a whole; empty if it is something else."""
     calls: list[RawCall] = []
     position = 0
@@ -107,10 +135,10 @@ def calls_from_syntax(text: str) -> tuple[RawCall, ...]:
         calls.append(call)
         if position == len(text):
             return tuple(calls)
-        joint = _JOINT.match(text, position)
-        if joint is None:
+        between = joint.match(text, position)
+        if between is None:
             return ()
-        position = joint.end()
+        position = between.end()
 
 
 def _call(text: str, head: re.Match[str]) -> tuple[RawCall, int]:
@@ -127,11 +155,8 @@ def _call(text: str, head: re.Match[str]) -> tuple[RawCall, int]:
 def _call_arguments(text: str, position: int) -> tuple[dict[str, Any], int]:
     """Read arguments up to the closing parenthesis; positional ones are named "0", "1", ..."""
     args: dict[str, Any] = {}
-    end = _NEXT.match(text, position)
-    if end is not None and end[1] == ")":
-        return args, end.end(1)
     positional = 0
-    while True:
+    while not (closing := _CLOSING.match(text, position)):
         keyword = _KEY.match(text, position)
         if keyword is not None:
             key, position = keyword[1], keyword.end()
@@ -139,24 +164,10 @@ def _call_arguments(text: str, position: int) -> tuple[dict[str, Any], int]:
             key, positional = str(positional), positional + 1
         if key in args:
             raise ValueError(f"argument {key} is given twice")
-        args[key], position = _literal(text, position)
+        args[key], position = read_literal(text, position)
         end = _NEXT.match(text, position)
         if end is None:
             raise ValueError("no comma or closing parenthesis")
-        if end[1] == ")":
-            only = args["0"] if args.keys() == {"0"} else None
-            return (only if isinstance(only, dict) else args), end.end(1)
         position = end.end()
-
-
-def _literal(text: str, position: int) -> tuple[Any, int]:
-    while text[position : position + 1].isspace():
-        position += 1
-    word = _PYTHON_WORD.match(text, position)
-    if word is not None:
-        return _PYTHON_WORDS[word[0]], word.end()
-    quoted = _SINGLE_QUOTED.match(text, position)
-    if quoted is not None:
-        inner = quoted[1].replace("\\'", "'").replace('"', '\\"')
-        return loads(f'"{inner}"'), quoted.end()
-    return load_at(text, position)
+    only = args["0"] if args.keys() == {"0"} else None
+    return (only if isinstance(only, dict) else args), closing.end()

@@ -12,9 +12,19 @@ from typing import Any, Final
 
 _UUID: Final = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 # With seconds, as clocks print it; a plain date or 09:30 is something an agent chooses.
-_CLOCK: Final = (
-    r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])[t ](?:[01]\d|2[0-3]):[0-5]\d:[0-6]\d"
-    r"(?:[.,]\d+)?(?:\s?(?:z|utc)|[+-]\d{2}:?\d{2})?"
+_MONTH, _DAY = r"(?:0[1-9]|1[0-2])", r"(?:0[1-9]|[12]\d|3[01])"
+_HOUR, _SIXTY = r"(?:[01]\d|2[0-3])", r"[0-5]\d"
+_SECONDS: Final = rf"{_HOUR}:{_SIXTY}:[0-6]\d(?:[.,]\d+)?"
+_ZONE: Final = r"(?:\s?(?:z|utc|gmt|[+-]\d{2}:?\d{2}))?"
+_MONTH_NAME: Final = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)"
+_DAY_NAME: Final = r"(?:mon|tue|wed|thu|fri|sat|sun)"
+_CLOCK: Final = "|".join(
+    (
+        rf"\d{{4}}[-/]{_MONTH}[-/]{_DAY}[t ]{_SECONDS}{_ZONE}",
+        rf"\d{{4}}{_MONTH}{_DAY}t{_HOUR}{_SIXTY}[0-6]\d(?:\.\d+)?{_ZONE}",  # ISO 8601 without separators
+        rf"(?:{_DAY_NAME},\s)?\d{{1,2}}[ /-]{_MONTH_NAME}[ /-]\d{{4}}[ :]{_SECONDS}{_ZONE}",  # mail, HTTP
+        rf"{_DAY_NAME}\s{_MONTH_NAME}\s+\d{{1,2}}\s{_SECONDS}(?:\s[a-z]{{3,4}})?\s\d{{4}}",  # ctime, date
+    )
 )
 # time.time(): ten digits and a fraction longer than any price's.
 _EPOCH: Final = r"1\d{9}\.\d{3,9}"

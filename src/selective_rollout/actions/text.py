@@ -6,15 +6,12 @@ import re
 from typing import Final
 
 from selective_rollout.actions.options import ActionOptions
-from selective_rollout.actions.parse import call_from_object, call_from_text, unfence
-from selective_rollout.actions.raw import RawAction, RawCall
-from selective_rollout.actions.values import loads
+from selective_rollout.actions.parse import call_from_text, unfence
+from selective_rollout.actions.raw import RawAction
+from selective_rollout.actions.tagged import tagged_calls
 
 _THINK: Final = re.compile(r"<(think|thinking)>.*?(?:</\1>|\Z)", re.IGNORECASE | re.DOTALL)
 _THINK_END: Final = re.compile(r"</(?:think|thinking)>", re.IGNORECASE)
-
-_TAGGED_CALL: Final = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-_TAGGED_NAME: Final = re.compile(r'"name"\s*:\s*"([^"\\]+)"')
 
 _MARKUP: Final = r"^[ \t>*#-]*"
 _ACTION: Final = re.compile(
@@ -49,22 +46,10 @@ def read_text(text: str, options: ActionOptions) -> RawAction:
     if options.pattern is not None:
         found = re.search(options.pattern, text)
         return RawAction(text=(found[1] or "").strip() if found else "")
-    tagged = tuple(_tagged_call(inner) for inner in _TAGGED_CALL.findall(text))
+    tagged = tagged_calls(text)
     if tagged:
         return RawAction(calls=tagged)
     return _react(text) or RawAction(text=text)
-
-
-def _tagged_call(inner: str) -> RawCall:
-    written = unfence(inner)
-    try:
-        call = call_from_object(loads(written))
-    except ValueError:
-        call = None
-    if call is not None:
-        return call
-    name = _TAGGED_NAME.search(written)
-    return RawCall(name[1] if name else "tool_call", None, raw=written)
 
 
 def _react(text: str) -> RawAction | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from selective_rollout.actions.canonical import canonicalise
+from selective_rollout.actions.items import join_items
 from selective_rollout.actions.options import DEFAULT_OPTIONS, ActionOptions
 from selective_rollout.actions.raw import RawAction, RawCall
 from selective_rollout.actions.read import is_assistant, read_action
@@ -20,12 +21,13 @@ def from_message(message: Any, options: ActionOptions = DEFAULT_OPTIONS) -> str:
 def from_messages(messages: Iterable[Any], options: ActionOptions = DEFAULT_OPTIONS) -> list[str]:
     """Return the canonical actions of one rollout's conversation, `actions[k - 1]` for step k.
 
-    Every assistant message is one step, however the log numbers its lines; other messages are none. A message
+    Every assistant message is one step, however the log numbers its lines; other messages are none. Items of
+    OpenAI's Responses API are one step as far as they follow each other. A message
     whose calls all came before with the same ids and the same arguments is a retry and counts once; the same
     call under a new id is a real repeat. An id that carried different calls is being reused by the server
     and proves nothing.
     """
-    actions = [read_action(message, options) for message in messages if is_assistant(message)]
+    actions = [read_action(message, options) for message in join_items(messages) if is_assistant(message)]
     return [canonicalise(action, options) for action in _without_retries(actions)]
 
 

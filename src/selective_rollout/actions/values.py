@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from numbers import Integral, Real
 from typing import Any, Final
 
 DEEPEST: Final = 100
@@ -107,9 +109,13 @@ def _plain(value: Any, *, numeric_equal: bool) -> Any:
 
 
 def _foreign(value: Any) -> Any:
-    """Turn what JSON does not know into what it does: models by field, sets sorted, the rest as text."""
+    """Turn what JSON does not know into what it does: numbers, models by field, sets sorted, or text."""
     if isinstance(value, Mapping):
         return dict(value)
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real | Decimal):
+        return float(value)
     if isinstance(value, set | frozenset):
         return sorted(map(str, value))
     dump = getattr(value, "model_dump", None)

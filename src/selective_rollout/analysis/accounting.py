@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from selective_rollout.analysis.prices import Prices
+from selective_rollout.analysis.rates import CutCounts
 from selective_rollout.analysis.replay import Replay
 from selective_rollout.draws import survivor_order
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.rewards import GroupLabel, group_label
-from selective_rollout.stats import Interval, clopper_pearson
 from selective_rollout.types import Group, Outcome, Rollout, RolloutStatus, Step, Usage
 
 _NOT_COUNTED: Final = Usage()
@@ -96,36 +96,8 @@ class Money:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """A share with its exact interval; None where there is nothing to take a share of."""
-
-    hits: int
-    trials: int
-
-    @property
-    def value(self) -> float | None:
-        """The share itself."""
-        return self.hits / self.trials if self.trials else None
-
-    @property
-    def interval(self) -> Interval | None:
-        """95% Clopper-Pearson interval."""
-        return clopper_pearson(self.hits, self.trials) if self.trials else None
-
-    def to_dict(self) -> dict[str, object]:
-        """Plain data for JSON output."""
-        interval = self.interval
-        return {
-            "hits": self.hits,
-            "trials": self.trials,
-            "value": self.value,
-            "interval_95": None if interval is None else [interval.low, interval.high],
-        }
-
-
 @dataclass(slots=True)
-class Accounting:
+class Accounting(CutCounts):
     """Running totals of one gate configuration over recorded groups.
 
     `lossless`, `lossy` and `unlabelled` are what the gate's cuts would have saved on groups of each label;
@@ -141,9 +113,6 @@ class Accounting:
     """All that was recorded: the cost without a gate."""
     all_fail: int = 0
     all_success: int = 0
-    zero_variance: int = 0
-    signal: int = 0
-    unknown: int = 0
     singletons: int = 0
     failed_rollouts: int = 0
     lossless: Amount = field(default_factory=Amount)
@@ -166,15 +135,11 @@ class Accounting:
         self.singletons += label.singleton
         self.spent.add(group, 0)
         self.everything.add(group, self.start_step, survives)
-        if label.zero_variance is None:
-            self.unknown += 1
-        elif label.zero_variance:
-            self.zero_variance += 1
-            self.all_fail += label.kind == "all_fail"
-            self.all_success += label.kind == "all_success"
+        self.count(label.zero_variance, cut_at is not None)
+        self.all_fail += label.kind == "all_fail"
+        self.all_success += label.kind == "all_success"
+        if label.zero_variance:
             self.oracle.add(group, self.start_step, survives)
-        else:
-            self.signal += 1
         if cut_at is not None:
             self._saving_of(label).add(group, cut_at, survives)
         return label
@@ -190,39 +155,9 @@ class Accounting:
         return self.spent.steps
 
     @property
-    def cuts(self) -> int:
-        """Groups the gate fires on."""
-        return self.lossless.groups + self.lossy.groups + self.unlabelled.groups
-
-    @property
-    def right(self) -> int:
-        """Cuts of zero-variance groups."""
-        return self.lossless.groups
-
-    @property
-    def wrong(self) -> int:
-        """Cuts of signal-bearing groups."""
-        return self.lossy.groups
-
-    @property
     def missed(self) -> int:
         """Zero-variance groups let through."""
         return self.zero_variance - self.right
-
-    @property
-    def base_rate(self) -> Rate:
-        """Share of zero variance among all labelled groups: the precision of cutting blindly."""
-        return Rate(self.zero_variance, self.zero_variance + self.signal)
-
-    @property
-    def precision(self) -> Rate:
-        """Share of zero variance among the labelled cuts."""
-        return Rate(self.right, self.right + self.wrong)
-
-    @property
-    def loss(self) -> Rate:
-        """Share of the signal-bearing groups that are cut: the false-cut rate."""
-        return Rate(self.wrong, self.signal)
 
     @property
     def saved(self) -> float | None:
@@ -293,7 +228,7 @@ class Accounting:
             "cuts": self.cuts,
             "right": self.right,
             "wrong": self.wrong,
-            "unknown_cuts": self.unlabelled.groups,
+            "unknown_cuts": self.unknown_cuts,
             "missed": self.missed,
             "base_rate": self.base_rate.to_dict(),
             "precision": self.precision.to_dict(),

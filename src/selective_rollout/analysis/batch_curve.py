@@ -15,11 +15,11 @@ from math import comb
 from typing import Final, TypeAlias
 
 from selective_rollout.analysis.bit_diagonal import WORD, Ints, Rows, prefix_distances
-from selective_rollout.analysis.curve import MemberRow, member_rows, rows_curve
+from selective_rollout.analysis.curve import MemberRow, rows_curve
 from selective_rollout.distance.pairs import exact_mean
 from selective_rollout.distance.symbols import END_CODE, SymbolTable
 from selective_rollout.errors import MissingExtraError
-from selective_rollout.types import Group, Padding
+from selective_rollout.types import Padding
 
 try:
     import numpy as np
@@ -37,32 +37,21 @@ _ENTRIES: Final = 2**20
 """Match entries of the rows worked on together."""
 
 
-def distance_curves(
-    groups: Sequence[Group], padding: Padding = "end", symbol: Callable[[str], str] | None = None
-) -> list[Curve]:
-    """Return what `distance_curve` gives for each group.
-
-    Args:
-        groups: recorded groups; some hundreds at a time are enough to be fast.
-        padding: "end" or "none".
-        symbol: makes another symbol of each recorded action, such as its tool name.
-
-    Returns:
-        `curves[i][k - 1]`, the mean pairwise distance of group i at step k.
-    """
-    rows = [member_rows(group) for group in groups]
-    if symbol is not None:
-        rows = [renamed(group, symbol) for group in rows]
-    return mean_curves(rows, padding)
-
-
 def renamed(rows: Sequence[MemberRow], symbol: Callable[[str], str]) -> list[MemberRow]:
     """Give every action of a group another symbol, such as its tool name."""
     return [MemberRow(list(map(symbol, row.actions)), row.last) for row in rows]
 
 
 def mean_curves(groups: Sequence[Sequence[MemberRow]], padding: Padding = "end") -> list[Curve]:
-    """`distance_curves` of the members' rows."""
+    """Return what `rows_curve` gives for each group.
+
+    Args:
+        groups: the rows of each group's members; some hundreds at a time are enough to be fast.
+        padding: "end" or "none".
+
+    Returns:
+        `curves[i][k - 1]`, the mean pairwise distance of group i at step k.
+    """
     curves: list[Curve] = [np.empty(0) for _ in groups]
     batchable: list[_Encoded] = []
     for place, rows in enumerate(groups):

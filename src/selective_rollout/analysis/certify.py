@@ -25,6 +25,7 @@ from math import inf
 from typing import Any, Final
 
 from selective_rollout.analysis.sample import Unit
+from selective_rollout.errors import ConfigError
 from selective_rollout.gate.certificate import Risk
 from selective_rollout.stats import (
     Interval,
@@ -62,7 +63,7 @@ class Question:
     """What is asked of the data, declared before looking.
 
     Raises:
-        ConfigError: alpha or delta is not strictly between 0 and 1, or the grid is malformed.
+        ConfigError: alpha or delta is not strictly between 0 and 1, or the grid is malformed or beyond 1.
     """
 
     alpha: float = 0.10
@@ -76,7 +77,8 @@ class Question:
 
     def __post_init__(self) -> None:
         needed_zero_false(self.alpha, self.delta)
-        decimal_grid(self.grid)
+        if self.taus[-1] > 1:
+            raise ConfigError(f"grid {self.grid!r} must hold thresholds from 0 to 1")
 
     @property
     def taus(self) -> list[float]:

@@ -12,7 +12,12 @@ from selective_rollout.errors import TraceError
 
 COLUMNS: Final = ("group", "step", "distance", "zero_variance")
 
-_LABELS: Final = {"1": True, "true": True, "0": False, "false": False, "": None}
+# Tables that hold an unknown label or step write the others as floats.
+_LABELS: Final = {
+    **{"1": True, "1.0": True, "true": True},
+    **{"0": False, "0.0": False, "false": False},
+    **{"": None, "nan": None},
+}
 
 
 def read_scores(path: Path, step: int) -> tuple[list[Unit], int]:
@@ -73,7 +78,7 @@ def _unit(where: str, group: str, text: str | None, label: bool) -> Unit:
 
 def _step(where: str, text: str | None) -> int:
     try:
-        return int(text or "")
+        return int((text or "").removesuffix(".0"))
     except ValueError:
         raise TraceError(f"{where}: step {text!r} is not a whole number") from None
 

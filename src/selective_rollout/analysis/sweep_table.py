@@ -116,11 +116,15 @@ class SweepTable:
 
 def with_cuts(nothing: Accounting, cut: Counts) -> Accounting:
     """The account of a gate whose cuts leave `cut[label]` ungenerated."""
+    right, wrong, unknown = (Amount(*cut[label].tolist()) for label in (ZERO_VARIANCE, SIGNAL, UNKNOWN))
     return replace(
         nothing,
-        lossless=Amount(*cut[ZERO_VARIANCE].tolist()),
-        lossy=Amount(*cut[SIGNAL].tolist()),
-        unlabelled=Amount(*cut[UNKNOWN].tolist()),
+        lossless=right,
+        lossy=wrong,
+        unlabelled=unknown,
+        right=right.groups,
+        wrong=wrong.groups,
+        unknown_cuts=unknown.groups,
     )
 
 

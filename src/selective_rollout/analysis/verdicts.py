@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 from selective_rollout.analysis.certify import USEFUL_AT, Finding, Question, Verdict
+from selective_rollout.analysis.reach import Reach
 
 
-def explain(finding: Finding, question: Question) -> str:
-    """What was found, why, and what would help; one paragraph."""
+def explain(
+    finding: Finding, question: Question, reach: Reach | None = None, *, by_score: bool = False
+) -> str:
+    """What was found, why, and what would help; one paragraph.
+
+    Args:
+        finding: what was found.
+        question: what was asked.
+        reach: how far the recorded groups run, if that is known. Where hardly any still runs at the check,
+            the finding is about that, and no word is said about distances.
+        by_score: a fitted score was held against tau in place of the distance.
+    """
     where = f" in stratum {finding.stratum}" if finding.stratum is not None else ""
-    words = {
-        Verdict.CERTIFIED: _certified,
-        Verdict.NOT_CERTIFIABLE: _not_certifiable,
-        Verdict.NO_BETTER_THAN_CHANCE: _no_better_than_chance,
-        Verdict.CERTIFIED_BUT_USELESS: _useless,
-    }[finding.verdict](finding, question)
-    return f"{'On' if finding.on else 'Off'}{where}: {words}"
+    shortfall = reach.shortfall(finding.start_step) if reach is not None and not finding.on else None
+    if reach is not None and shortfall is not None and reach.is_too_late(finding.start_step):
+        return f"Off{where}: {shortfall}."
+    beside = "" if shortfall is None else f" {shortfall[0].upper()}{shortfall[1:]}."
+    return f"{'On' if finding.on else 'Off'}{where}: {_words(finding, question, by_score)}{beside}"
+
+
+def _words(finding: Finding, question: Question, by_score: bool) -> str:
+    match finding.verdict:
+        case Verdict.CERTIFIED:
+            return _certified(finding, question)
+        case Verdict.NOT_CERTIFIABLE:
+            return _not_certifiable(finding, question)
+        case Verdict.NO_BETTER_THAN_CHANCE:
+            return _no_better_than_chance(finding, by_score)
+        case Verdict.CERTIFIED_BUT_USELESS:
+            return _useless(finding)
 
 
 def _certified(finding: Finding, question: Question) -> str:
@@ -49,7 +70,7 @@ def _not_certifiable(finding: Finding, question: Question) -> str:
     return text + f"{needed}{finding.needed_min:,} if none of them {harm}."
 
 
-def _no_better_than_chance(finding: Finding, question: Question) -> str:
+def _no_better_than_chance(finding: Finding, by_score: bool) -> str:
     interval = finding.auroc_interval
     low, high = (interval.low, interval.high) if interval is not None else (0.0, 1.0)
     area = f"no better than chance here: AUROC {finding.auroc:.2f} (95% {low:.2f} to {high:.2f}) for"
@@ -58,13 +79,18 @@ def _no_better_than_chance(finding: Finding, question: Question) -> str:
             f"{area} survivors that answer as the full vote does, where 0.5 is a coin flip. Try another "
             "start_step, or stop votes by the exact rule (outcome vote), which needs no calibration."
         )
+    if by_score:
+        return (
+            f"{area} zero variance by the fitted score, where 0.5 is a coin flip. Try another start_step or "
+            "the prompts' history; else leave the gate off."
+        )
     return (
         f"{area} zero variance, where 0.5 is a coin flip. Try another start_step, a fitted score or the "
         "prompts' history; else leave the gate off."
     )
 
 
-def _useless(finding: Finding, question: Question) -> str:
+def _useless(finding: Finding) -> str:
     text = (
         f"certified but useless: tau {finding.tau:g} holds the bound and cuts {finding.cuts} of "
         f"{finding.groups} tasks"

@@ -16,9 +16,10 @@ from selective_rollout.analysis.accounting import Accounting, account_of
 from selective_rollout.analysis.replay import replay
 from selective_rollout.cli.console import number, percent, print_json, progress, stdout, table
 from selective_rollout.cli.options import json_option
-from selective_rollout.engine.batch import UncertifiedGateWarning, run_groups
+from selective_rollout.engine.batch import run_groups
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.outcome import GroupOutcome
+from selective_rollout.engine.rule import UncertifiedGateWarning
 from selective_rollout.engine.runner import Workshop
 from selective_rollout.env.prompt import PromptEnvironment
 from selective_rollout.errors import ConfigError

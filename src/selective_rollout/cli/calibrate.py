@@ -17,13 +17,23 @@ from selective_rollout.analysis.calibrate import Calibration
 from selective_rollout.analysis.calibrate import calibrate as calibrated
 from selective_rollout.analysis.certify import Finding, Question, certify
 from selective_rollout.analysis.fit_score import FEATURES, ScoreFit
+from selective_rollout.analysis.reach import Reach
 from selective_rollout.analysis.sample import Collector, collect
 from selective_rollout.analysis.scores_file import read_scores
 from selective_rollout.analysis.split import Split, require_unseen
 from selective_rollout.analysis.stream_cuts import StreamCertifier
 from selective_rollout.analysis.verdicts import explain
 from selective_rollout.analysis.workload import recorded_workload
-from selective_rollout.cli.console import number, percent, print_json, progress, remark, stdout, table
+from selective_rollout.cli.console import (
+    facts_table,
+    number,
+    percent,
+    print_json,
+    progress,
+    remark,
+    stdout,
+    table,
+)
 from selective_rollout.cli.options import json_option
 from selective_rollout.errors import ConfigError
 from selective_rollout.gate.audit import AuditCounts, AuditedRate
@@ -112,10 +122,12 @@ class Report:
     certificate: Certificate | None = None
 
 
-def render(result: Calibration) -> RenderableType:
+def render(result: Calibration, reach: Reach) -> RenderableType:
     """A calibration for people."""
+    by_score = result.rule.score is not None
     parts: list[RenderableType] = [
-        Text(explain(finding, result.question), style="bold") for finding in result.findings
+        Text(explain(finding, result.question, reach, by_score=by_score), style="bold")
+        for finding in result.findings
     ]
     sample = result.sample
     parts.append(
@@ -124,7 +136,7 @@ def render(result: Calibration) -> RenderableType:
             f"for each of {len(sample.certify):,} other tasks to certify on."
         )
     )
-    parts += [_finding_table(finding) for finding in result.findings]
+    parts += [_finding_table(finding, reach) for finding in result.findings]
     if result.score is not None:
         parts.append(_score_table(result.score))
     if result.certificate is not None:
@@ -182,8 +194,9 @@ def _trace_report(options: Mapping[str, Any]) -> Report:
         risk=question.risk,
     )
     streams = StreamCertifier(seed=options["seed"], survives=outcome != "drop")
+    reach = Reach()
     with _groups(traces) as groups:
-        sample = collect(streams.watch(groups), collector)
+        sample = collect(streams.watch(reach.watch(groups, split)), collector)
     result = calibrated(
         sample,
         rules,
@@ -195,8 +208,12 @@ def _trace_report(options: Mapping[str, Any]) -> Report:
     )
     on = result.certificate is not None
     inside = streams.findings(question) if question.risk == "signal" else []
-    document = {**result.to_dict(), "stream_rules": [finding.to_dict() for finding in inside]}
-    shown = Group(render(result), *(Text(f"\n{finding.describe()}") for finding in inside))
+    document = {
+        **result.to_dict(),
+        "reach": reach.to_dict(result.chosen.start_step),
+        "stream_rules": [finding.to_dict() for finding in inside],
+    }
+    shown = Group(render(result, reach), *(Text(f"\n{finding.describe()}") for finding in inside))
     return Report(on, document, shown, result.warnings, result.certificate)
 
 
@@ -210,14 +227,15 @@ def _renewal_report(options: Mapping[str, Any]) -> Report:
         counts = audit_counts(groups, options["audit_rate"], certificate.rule)
     with _groups(options["traces"]) as groups:
         renewed = renew(groups, certificate, options["audit_rate"], seed=options["seed"])
+    false_cut_rate, wrong_cut_share = counts.false_cut_rate, counts.wrong_cut_share
     document = {
         "renewed": renewed is not None,
         "gate": "off" if renewed is None else "on",
         "tau": None if renewed is None else renewed.rule.tau,
         "n_signal": None if renewed is None else renewed.n_signal,
         "false_cuts": None if renewed is None else renewed.false_cuts,
-        "false_cut_rate": _rate_dict(counts.false_cut_rate),
-        "wrong_cut_share": _rate_dict(counts.wrong_cut_share),
+        "false_cut_rate": None if false_cut_rate is None else false_cut_rate.to_dict(),
+        "wrong_cut_share": None if wrong_cut_share is None else wrong_cut_share.to_dict(),
     }
     said = (
         renewed.describe()
@@ -237,14 +255,7 @@ def _groups(traces: Sequence[Path]) -> Iterator[Iterator[RecordedGroup]]:
     report = ReadReport()
     total = sum(file.stat().st_size for file in trace_files(traces))
     with progress("bytes read", total) as bar:
-        read = 0
-
-        def advance(now: int) -> None:
-            nonlocal read
-            bar.advance(now - read)
-            read = now
-
-        yield read_groups(traces, report=report, on_bytes=advance)
+        yield read_groups(traces, report=report, on_bytes=bar.reach)
     for problem in report.problems:
         remark(problem)
 
@@ -270,23 +281,32 @@ _WORDS: Final[Mapping[Risk, Mapping[str, str]]] = {
 """What the rows of a finding are called."""
 
 
-def _finding_table(finding: Finding) -> RenderableType:
+def _finding_table(finding: Finding, reach: Reach | None = None) -> RenderableType:
     title = f"Start step {finding.start_step}" + (
         f", {finding.stratum}" if finding.stratum is not None else ""
     )
-    shown = table(f"{title}: {finding.verdict.value.replace('_', ' ')}", "certified on", "value")
-    shown.columns[1].justify = "left"
-    interval = finding.auroc_interval
-    area = "unknown" if finding.auroc is None else f"{finding.auroc:.3f}"
     said = _WORDS[finding.risk]
     rows = [
         ("tasks", number(finding.groups)),
         (said["harmful"], number(finding.harmful)),
         (said["base"], percent(finding.base_rate)),
-        (
-            said["area"],
-            area + (f" (95% {interval.low:.3f} to {interval.high:.3f})" if interval else ""),
-        ),
+    ]
+    if reach is not None:
+        running = f"{reach.running(finding.start_step):,} of {reach.groups:,}"
+        rows.append(("recorded groups that still run then", running))
+        if not finding.on and reach.is_too_late(finding.start_step):
+            return facts_table(f"{title}: too late to tell", "recorded", rows)
+    verdict = finding.verdict.value.replace("_", " ")
+    return facts_table(f"{title}: {verdict}", "certified on", [*rows, *_test_rows(finding)])
+
+
+def _test_rows(finding: Finding) -> list[tuple[str, str]]:
+    """What was found out about distances and thresholds."""
+    said, interval = _WORDS[finding.risk], finding.auroc_interval
+    area = "unknown" if finding.auroc is None else f"{finding.auroc:.3f}"
+    held = "" if interval is None else f" (95% {interval.low:.3f} to {interval.high:.3f})"
+    rows = [
+        (said["area"], area + held),
         ("tau", "none" if finding.tau is None else f"{finding.tau:g}"),
     ]
     if finding.tau is not None and finding.cuts is not None:
@@ -298,11 +318,10 @@ def _finding_table(finding: Finding) -> RenderableType:
         ]
     if finding.tau is not None and finding.risk == "signal":
         rows.append(("efficiency (1.00 = worthless)", number(finding.efficiency)))
-    needed = "no number will do" if finding.needed is None else f"{finding.needed:,}"
+    needed = "unknown" if not finding.trials else "no number will do"
+    needed = needed if finding.needed is None else f"{finding.needed:,}"
     rows.append((said["needed"], f"{needed} (without any false cut {finding.needed_min:,})"))
-    for name, value in rows:
-        shown.add_row(name, value)
-    return shown
+    return rows
 
 
 def _score_table(fit: ScoreFit) -> RenderableType:
@@ -324,12 +343,12 @@ def _score_table(fit: ScoreFit) -> RenderableType:
 
 
 def _audit_table(counts: AuditCounts) -> RenderableType:
-    shown = table("Audits", "measured", "value")
-    shown.columns[1].justify = "left"
-    shown.add_row("cut, so unobserved", number(counts.unobserved))
-    shown.add_row("false_cut_rate P(cut | signal)", _rate_text(counts.false_cut_rate))
-    shown.add_row("wrong_cut_share P(signal | cut)", _rate_text(counts.wrong_cut_share))
-    return shown
+    facts = [
+        ("cut, so unobserved", number(counts.unobserved)),
+        ("false_cut_rate P(cut | signal)", _rate_text(counts.false_cut_rate)),
+        ("wrong_cut_share P(signal | cut)", _rate_text(counts.wrong_cut_share)),
+    ]
+    return facts_table("Audits", "measured", facts)
 
 
 def _rate_text(rate: AuditedRate | None) -> str:
@@ -337,10 +356,3 @@ def _rate_text(rate: AuditedRate | None) -> str:
         return "unknown: nothing observed"
     interval = f"95% {percent(rate.interval.low)} to {percent(rate.interval.high)}"
     return f"{percent(rate.value)} ({rate.hits} of {rate.trials} observed; {interval})"
-
-
-def _rate_dict(rate: AuditedRate | None) -> dict[str, Any] | None:
-    if rate is None:
-        return None
-    interval = [rate.interval.low, rate.interval.high]
-    return {"hits": rate.hits, "trials": rate.trials, "value": rate.value, "interval_95": interval}

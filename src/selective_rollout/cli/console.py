@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import click
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from selective_rollout.analysis.accounting import Rate
+from selective_rollout.analysis.rates import Rate
 
 
 def stdout() -> Console:
@@ -65,6 +65,10 @@ class Bar:
         elif self._total and before * 4 // self._total != self._done * 4 // self._total:
             remark(f"{self._what}: {self._done} of {self._total}{f' ({note})' if note else ''}")
 
+    def reach(self, position: int, note: str = "") -> None:
+        """Move on to a position, such as a file's that is being read."""
+        self.advance(position - self._done, note)
+
     def close(self) -> None:
         """Take the bar away."""
         if self._progress is not None:
@@ -86,6 +90,16 @@ def table(title: str, *columns: str) -> Table:
     made = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     for number, column in enumerate(columns):
         made.add_column(column, justify="left" if number == 0 else "right", no_wrap=number != 0)
+    return made
+
+
+def facts_table(title: str, what: str, facts: Iterable[tuple[str, str]]) -> Table:
+    """A table of facts, each with its value in words."""
+    made = table(title, what, "value")
+    made.columns[1].justify = "left"
+    made.columns[1].no_wrap = False
+    for name, value in facts:
+        made.add_row(name, value)
     return made
 
 

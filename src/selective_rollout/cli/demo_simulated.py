@@ -18,9 +18,10 @@ from selective_rollout.analysis.plots import plot_distances
 from selective_rollout.analysis.replay import Replay, replay
 from selective_rollout.cli.console import number, percent, progress, stdout, table
 from selective_rollout.cli.summary import accounting_table
-from selective_rollout.engine.batch import UncertifiedGateWarning, run_groups
+from selective_rollout.engine.batch import run_groups
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.outcome import GroupOutcome
+from selective_rollout.engine.rule import UncertifiedGateWarning
 from selective_rollout.engine.runner import Workshop
 from selective_rollout.env import HouseholdEnvironment, household_tasks
 from selective_rollout.gate.config import GateConfig
@@ -84,11 +85,6 @@ class Enforced:
         """Cut groups whose survivor answered what the full vote would have."""
         return sum(self.results[i].answer == self.full[i].answer for i in self.cut)
 
-    @property
-    def ungated_tokens(self) -> int:
-        """Completion tokens of the same groups without a gate."""
-        return sum(outcome.ledger.completion for outcome in self.full)
-
 
 def show_simulated(
     folder: Path, recorded: int, enforced: int, seed: int, *, quiet: bool
@@ -103,7 +99,7 @@ def show_simulated(
     replays = [replay(outcome.group, rule) for outcome in groups]
     observed = account_of(replays, rule, rule.tau)
     _picture(folder / "distance.png", replays, rule)
-    choice = choose(replays, rule)
+    choice = choose(replays)
     if not quiet:
         _print_observed(observed, choice, folder)
     document: dict[str, object] = {
@@ -129,7 +125,7 @@ def show_simulated(
     return document
 
 
-def choose(replays: Sequence[Replay], rule: GateConfig) -> Choice:
+def choose(replays: Sequence[Replay]) -> Choice:
     """Walk the grid upward while the exact binomial bound holds (Learn-then-Test, fixed sequence)."""
     signal = [r for r in replays if group_label(r.group).zero_variance is False]
     false_cuts = [sum(r.fires_at(tau) is not None for r in signal) for tau in GRID]

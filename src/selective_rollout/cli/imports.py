@@ -68,13 +68,6 @@ def import_(
     target = out or Path(f"{paths[0].stem}.trace.jsonl")
     total = sum(path.stat().st_size for path in paths if path.is_file())
     with progress("importing bytes", total or None) as bar, replacing_recorder(target) as recorder:
-        done = 0
-
-        def advance(position: int) -> None:
-            nonlocal done
-            bar.advance(position - done)
-            done = position
-
         report = import_rollouts(
             format_name,
             paths,
@@ -83,7 +76,7 @@ def import_(
             reward_key=reward_key,
             actions=actions,
             rewards_file=rewards,
-            on_bytes=advance,
+            on_bytes=bar.reach,
         )
     for warning in report.warnings:
         remark(f"warning: {warning}")

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from selective_rollout.cli.console import number, percent, print_json, stdout, table
+from selective_rollout.cli.options import json_option
 from selective_rollout.errors import ConfigError
 from selective_rollout.gate.priors import BetaPrior, fit_beta_prior
 from selective_rollout.rewards import group_label
@@ -22,7 +23,7 @@ from selective_rollout.trace.reader import read_groups
 @click.option(
     "--group-size", "group_sizes", type=int, multiple=True, help="Group size to look at; repeatable."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option
 def plan(trace: Path | None, pass_rates: Sequence[float], group_sizes: Sequence[int], as_json: bool) -> None:
     """Plan the group size: the chance that a group carries a signal, and its price.
 

@@ -11,13 +11,13 @@ from selective_rollout.analysis.prices import money_text
 from selective_rollout.analysis.report import words
 from selective_rollout.analysis.report.collect import ReportData
 from selective_rollout.analysis.report.diff import Change
-from selective_rollout.analysis.report.enforced import Enforced
+from selective_rollout.analysis.report.enforced import AuditEstimates, Enforced
 from selective_rollout.analysis.report.html import Extras
 from selective_rollout.analysis.report.inference import AnswerTotals
 from selective_rollout.analysis.report.inside import InsideSteps
 from selective_rollout.analysis.report.quantities import Quantity
 from selective_rollout.analysis.report.vote_rows import vote_rows
-from selective_rollout.cli.console import number, percent, rate, stdout, table
+from selective_rollout.cli.console import facts_table, number, percent, rate, stdout, table
 from selective_rollout.cli.summary import accounting_table
 from selective_rollout.gate.audit import AuditedRate
 from selective_rollout.types import RolloutStatus
@@ -51,11 +51,10 @@ def show_report(data: ReportData, extras: Extras, files: Sequence[Path]) -> None
 
 def _recorded(data: ReportData) -> Table:
     overview = data.overview
-    shown = _rows("Recorded", "counted")
     lost = ", ".join(f"{kind} {count}" for kind, count in overview.failures.most_common())
     failed = overview.statuses[RolloutStatus.FAILED.value]
     sizes = ", ".join(f"{size}" for size in sorted(overview.sizes))
-    for name, value in (
+    facts = [
         ("groups / tasks", f"{overview.groups:,} / {len(overview.tasks):,}"),
         ("group size", sizes),
         ("rollouts", number(overview.rollouts)),
@@ -63,9 +62,8 @@ def _recorded(data: ReportData) -> Table:
         ("  ran into a limit", number(overview.statuses[RolloutStatus.TRUNCATED.value])),
         ("steps", number(overview.steps)),
         ("tokens that became no step", number(overview.lost_tokens)),
-    ):
-        shown.add_row(name, value)
-    return shown
+    ]
+    return facts_table("Recorded", "counted", facts)
 
 
 def _kinds(data: ReportData) -> Table:
@@ -85,9 +83,8 @@ def _kinds(data: ReportData) -> Table:
 
 def _enforced(enforced: Enforced) -> list[Table]:
     """What was measured and what is estimated, each in a table of its own."""
-    measured = _rows("What the gate really did", "measured")
     how = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(enforced.cuts.items()))
-    for name, value in (
+    facts = [
         ("groups in enforce mode", number(enforced.groups)),
         ("stopped", f"{enforced.stopped:,} ({how})" if how else "0"),
         *((("  inside a step", number(enforced.inside_steps)),) if enforced.inside_steps else ()),
@@ -96,29 +93,29 @@ def _enforced(enforced: Enforced) -> list[Table]:
         ("steps / tokens generated", f"{enforced.spent.steps:,} / {number(enforced.spent.known_tokens)}"),
         *((("money spent", money_text(enforced.money)),) if enforced.prices is not None else ()),
         ("tokens that arrived after a cut", number(enforced.overrun)),
-    ):
-        measured.add_row(name, value)
-    estimated = _rows("What its cuts were worth", "estimated from audits")
-    estimates = enforced.estimates
+    ]
+    return [
+        facts_table("What the gate really did", "measured", facts),
+        facts_table("What its cuts were worth", "estimated from audits", _worth(enforced.estimates)),
+    ]
+
+
+def _worth(estimates: AuditEstimates | None) -> list[tuple[str, str]]:
     if estimates is None:
-        estimated.add_row("anything", "unknown: no would-be cut was audited")
-        return [measured, estimated]
-    for name, value in (
+        return [("anything", "unknown: no would-be cut was audited")]
+    return [
         ("would-be cuts that ran on", number(estimates.audited)),
         ("signal-bearing groups cut", _audited(estimates.false_cut_rate)),
         ("cuts that are signal-bearing", _audited(estimates.wrong_cut_share)),
         ("steps not generated, lossless", _estimated(estimates.lossless)),
         ("steps not generated, lossy", _estimated(estimates.lossy)),
         *((quantity.words, _estimated_money(quantity)) for quantity in estimates.money or ()),
-    ):
-        estimated.add_row(name, value)
-    return [measured, estimated]
+    ]
 
 
 def _inside(account: InsideSteps) -> Table:
-    shown = _rows(f"Inside steps: {account.title}", "measured")
     unknown = f", {account.unknown} of them with unknown label" if account.unknown else ""
-    for name, value in (
+    facts = [
         ("groups that ran on", number(account.groups) + unknown),
         ("  never compared", number(account.never_checked)),
         ("zero variance (base rate)", rate(account.base_rate)),
@@ -128,9 +125,8 @@ def _inside(account: InsideSteps) -> Table:
         (f"{account.unit} not generated, lossless", _not_generated(account, "lossless")),
         (f"{account.unit} not generated, lossy", _not_generated(account, "lossy")),
         ("groups really cut, in enforce mode", number(account.carried_out)),
-    ):
-        shown.add_row(name, value)
-    return shown
+    ]
+    return facts_table(f"Inside steps: {account.title}", "measured", facts)
 
 
 def _not_generated(account: InsideSteps, part: str) -> str:
@@ -141,13 +137,14 @@ def _not_generated(account: InsideSteps, part: str) -> str:
 
 
 def _answers(answers: AnswerTotals) -> Table:
-    shown = _rows("If one survivor answers", "measured")
     left_out = f"; {answers.left_out:,} left out, since it is not known there" if answers.left_out else ""
-    shown.add_row("groups whose full vote is known", f"{answers.groups:,}{left_out}")
-    shown.add_row("survivor agrees, in the groups cut", rate(answers.in_cuts))
-    shown.add_row("survivor agrees, in all groups (base rate)", rate(answers.base))
-    shown.add_row("cut, and answered differently", rate(answers.risk))
-    return shown
+    facts = [
+        ("groups whose full vote is known", f"{answers.groups:,}{left_out}"),
+        ("survivor agrees, in the groups cut", rate(answers.in_cuts)),
+        ("survivor agrees, in all groups (base rate)", rate(answers.base)),
+        ("cut, and answered differently", rate(answers.risk)),
+    ]
+    return facts_table("If one survivor answers", "measured", facts)
 
 
 def _votes(answers: AnswerTotals) -> Table:
@@ -172,13 +169,6 @@ def _changes(baseline: str, changes: Sequence[Change]) -> Table:
             difference,
             interval,
         )
-    return shown
-
-
-def _rows(title: str, what: str) -> Table:
-    shown = table(title, what, "value")
-    shown.columns[1].justify = "left"
-    shown.columns[1].no_wrap = False
     return shown
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,9 +11,9 @@ import click
 from click.core import ParameterSource
 
 from selective_rollout.cli.options import RULE_FIELDS
+from selective_rollout.engine.rule import AcceptedRule
 from selective_rollout.errors import ConfigError
-from selective_rollout.gate.audit import Alarm
-from selective_rollout.gate.certificate import Certificate, Workload, accepts, workload_differences
+from selective_rollout.gate.certificate import accepts
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.gate_file import read_gate_file
 from selective_rollout.gate.streaming import StreamRule
@@ -22,87 +22,54 @@ from selective_rollout.types import Mode, Task
 _STREAM_NUMBERS: Final = {"tau": float, "start": int, "check_every": int}
 
 
-@dataclass(frozen=True, slots=True)
-class RuleInForce:
-    """A rule, and what certifies it."""
-
-    rule: GateConfig
-    certificate: Certificate | None = None
-    refusals: tuple[str, ...] = ()
-    """Why the certificate does not cover the rule; empty if it does."""
-
-    @property
-    def certified(self) -> bool:
-        """Whether a certificate covers the rule."""
-        return self.certificate is not None and not self.refusals
-
-    def require_certificate(self, mode: Mode, *, uncertified: bool) -> None:
-        """Refuse to enforce what no certificate covers, unless the user insists.
-
-        Raises:
-            ConfigError: with the differing keys, or the way to a certificate.
-        """
-        if mode == "observe" or uncertified or self.certified or self.rule.outcome == "vote":
-            return
-        if self.certificate is None:
-            raise ConfigError(
-                "--mode enforce needs a certificate: observe first, `calibrate` the run and pass --gate "
-                "gate.toml; or say --uncertified to enforce anyway"
-            )
-        raise ConfigError(
-            f"--mode enforce: the certificate does not cover this rule: {'; '.join(self.refusals)}"
-        )
-
-    def warnings(self, live: Workload) -> list[str]:
-        """What differs between the certified workload and the live one."""
-        return [] if self.certificate is None else workload_differences(self.certificate, live)
-
-    def tau_of(self) -> Callable[[Task], float] | None:
-        """Each task's own threshold, if the certificate is by stratum."""
-        certificate = self.certificate
-        if certificate is None or not certificate.strata:
-            return None
-        return lambda task: certificate.tau_for(task.metadata)
-
-    def uncovered(self, tasks: Iterable[Task]) -> str | None:
-        """What to say of tasks in no certified stratum, for which the gate is off; None: there are none."""
-        certificate = self.certificate
-        if certificate is None or not certificate.strata:
-            return None
-        taus = [certificate.tau_for(task.metadata) for task in tasks]
-        if all(taus):
-            return None
-        known = ", ".join(stratum.name for stratum in certificate.strata)
-        return (
-            f"the gate is off for {taus.count(0.0)} of {len(taus)} tasks: their {certificate.stratum_key!r} "
-            f"is missing or not certified (certified: {known})"
-        )
-
-    def alarm(self, audit_rate: float) -> Alarm | None:
-        """Watches the audits of a certified, enforced rule; None without audits or certificate."""
-        if not self.certified or self.certificate is None:
-            return None
-        return self.certificate.alarm(audit_rate)
-
-
-def rule_of(context: click.Context, options: Mapping[str, Any]) -> RuleInForce:
+def rule_of(context: click.Context, options: Mapping[str, Any]) -> AcceptedRule:
     """Read the rule; flags that were given override the file.
 
     Raises:
-        ConfigError: a value is out of range, or the file is unreadable or was changed.
+        ConfigError: a value is out of range, the file is unreadable or was changed; or the rule is to be
+            enforced, no certificate covers it, and the user does not insist.
     """
     path: Path | None = options["gate"]
     if path is None:
-        return RuleInForce(GateConfig.from_dict({name: options[name] for name in RULE_FIELDS}))
-    given = {
-        name: options[name]
-        for name in RULE_FIELDS
-        if context.get_parameter_source(name) is not ParameterSource.DEFAULT
-    }
-    rule, certificate = read_gate_file(path)
-    rule = replace(rule, **given)
-    refusals = () if certificate is None else tuple(accepts(certificate, rule, per_stratum=True))
-    return RuleInForce(rule, certificate, refusals)
+        rule, certificate = GateConfig.from_dict({name: options[name] for name in RULE_FIELDS}), None
+    else:
+        given = {
+            name: options[name]
+            for name in RULE_FIELDS
+            if context.get_parameter_source(name) is not ParameterSource.DEFAULT
+        }
+        rule, certificate = read_gate_file(path)
+        rule = replace(rule, **given)
+    refusals = None if certificate is None else accepts(certificate, rule, per_stratum=True)
+    if options["mode"] == "enforce" and rule.outcome != "vote" and not options["uncertified"]:
+        _require_covered(refusals)
+    return AcceptedRule(rule, certificate, certified=refusals == [])
+
+
+def _require_covered(refusals: Sequence[str] | None) -> None:
+    """Refuse with the differing keys, or the way to a certificate."""
+    if refusals is None:
+        raise ConfigError(
+            "--mode enforce needs a certificate: observe first, `calibrate` the run and pass --gate "
+            "gate.toml; or say --uncertified to enforce anyway"
+        )
+    if refusals:
+        raise ConfigError(f"--mode enforce: the certificate does not cover this rule: {'; '.join(refusals)}")
+
+
+def uncovered(accepted: AcceptedRule, tasks: Iterable[Task]) -> str | None:
+    """What to say of tasks in no certified stratum, for which the gate is off; None: there are none."""
+    certificate = accepted.certificate
+    if certificate is None or not certificate.strata:
+        return None
+    taus = [certificate.tau_for(task.metadata) for task in tasks]
+    if all(taus):
+        return None
+    known = ", ".join(stratum.name for stratum in certificate.strata)
+    return (
+        f"the gate is off for {taus.count(0.0)} of {len(taus)} tasks: their {certificate.stratum_key!r} "
+        f"is missing or not certified (certified: {known})"
+    )
 
 
 def stream_rule_of(text: str | None) -> StreamRule | None:

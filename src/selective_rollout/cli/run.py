@@ -13,12 +13,7 @@ import click
 
 from selective_rollout.cli.console import print_json, progress, remark, stdout
 from selective_rollout.cli.options import endpoint_options, json_option, rule_options, runs_options
-from selective_rollout.cli.rule import (
-    RuleInForce,
-    require_uncertified_stream,
-    rule_of,
-    stream_rule_of,
-)
+from selective_rollout.cli.rule import require_uncertified_stream, rule_of, stream_rule_of, uncovered
 from selective_rollout.cli.runfolder import RunFolder
 from selective_rollout.cli.summary import RunSummary, accounting_table, run_table
 from selective_rollout.cli.workload import (
@@ -35,10 +30,11 @@ from selective_rollout.engine.ledger import Ledger
 from selective_rollout.engine.member import Score
 from selective_rollout.engine.reconcile import ServerWatch
 from selective_rollout.engine.resume import ResumePoint, resume_point
+from selective_rollout.engine.rule import AcceptedRule
 from selective_rollout.engine.runner import Workshop
 from selective_rollout.env.base import EnvironmentFactory
 from selective_rollout.errors import ConfigError
-from selective_rollout.gate.certificate import Workload
+from selective_rollout.gate.certificate import Workload, workload_differences
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.history import PromptHistory
 from selective_rollout.policy.base import Policy
@@ -67,7 +63,7 @@ class RunRequest:
     score: str | None
     simulated: bool
     household: HouseholdTasks
-    in_force: RuleInForce
+    accepted: AcceptedRule
     config: RunConfig
     endpoint: Endpoint | None
     client: Mapping[str, Any]
@@ -78,7 +74,7 @@ class RunRequest:
     @property
     def rule(self) -> GateConfig:
         """The decision rule."""
-        return self.in_force.rule
+        return self.accepted.rule
 
     def to_tables(self) -> dict[str, dict[str, Any]]:
         """For config.toml; never holds a key."""
@@ -207,7 +203,7 @@ def run(context: click.Context, /, **options: Any) -> None:
 
 
 def _request(context: click.Context, options: Mapping[str, Any]) -> RunRequest:
-    rule = rule_of(context, options)
+    accepted = rule_of(context, options)
     names = (
         "group_size",
         "max_steps",
@@ -221,9 +217,8 @@ def _request(context: click.Context, options: Mapping[str, Any]) -> RunRequest:
     )
     stream = stream_rule_of(options["stream"])
     config = RunConfig(**{name: options[name] for name in names}, stream=stream)
-    rule.require_certificate(config.mode, uncertified=options["uncertified"])
     if stream is not None:
-        require_uncertified_stream(rule.rule, config.mode, uncertified=options["uncertified"])
+        require_uncertified_stream(accepted.rule, config.mode, uncertified=options["uncertified"])
         if stream.level == "token" and options["simulated"]:
             raise ConfigError("--stream token: the simulated agent has no token ids; use char")
     endpoint = None
@@ -237,7 +232,7 @@ def _request(context: click.Context, options: Mapping[str, Any]) -> RunRequest:
         household=HouseholdTasks(
             options["count"], options["workload"], options["epochs"], options["task_seed"]
         ),
-        in_force=rule,
+        accepted=accepted,
         config=config,
         endpoint=endpoint,
         client={
@@ -275,7 +270,7 @@ async def _run(request: RunRequest, parts: Parts, folder: RunFolder) -> RunSumma
     resume = _resume(folder, parts.environment, summary)
     for warning in _warnings(request, parts.tasks):
         remark(f"warning: {warning}")
-    alarm = request.in_force.alarm(request.config.audit_rate)
+    alarm = request.accepted.alarm(request.config)
     watch, asked = ServerWatch(request.endpoint), Ledger()
     await watch.start()
     with _recorder(request, folder) as recorder:
@@ -287,8 +282,8 @@ async def _run(request: RunRequest, parts: Parts, folder: RunFolder) -> RunSumma
             shop,
             history=parts.history,
             resume=resume,
-            certified=request.in_force.certified,
-            tau_of=request.in_force.tau_of(),
+            certified=request.accepted.certified,
+            tau_of=lambda task: request.accepted.tau_for(task.metadata),
             alarm=alarm,
         )
         try:
@@ -307,9 +302,10 @@ async def _run(request: RunRequest, parts: Parts, folder: RunFolder) -> RunSumma
 
 
 def _warnings(request: RunRequest, tasks: Sequence[Task]) -> list[str]:
-    differing = request.in_force.warnings(_workload(request))
+    certificate = request.accepted.certificate
+    differing = [] if certificate is None else workload_differences(certificate, _workload(request))
     found = [f"another workload than the certified one: {line}" for line in differing]
-    return [*found, *filter(None, (request.in_force.uncovered(tasks), shared_prompts(tasks)))]
+    return [*found, *filter(None, (uncovered(request.accepted, tasks), shared_prompts(tasks)))]
 
 
 def _recorder(request: RunRequest, folder: RunFolder) -> Recorder:

@@ -16,11 +16,12 @@ import click
 from selective_rollout.actions import DEFAULT_OPTIONS, ActionOptions
 from selective_rollout.cli.console import remark, stdout
 from selective_rollout.cli.options import rule_options, runs_options
-from selective_rollout.cli.rule import RuleInForce, rule_of
+from selective_rollout.cli.rule import rule_of
 from selective_rollout.cli.runfolder import RunFolder
-from selective_rollout.engine.batch import warn_about
 from selective_rollout.engine.config import RunConfig
+from selective_rollout.engine.rule import AcceptedRule, warn_about
 from selective_rollout.errors import ConfigError
+from selective_rollout.gate.config import GateConfig
 from selective_rollout.integrations.gateway import ClientKeys, Gateway, GatewayConfig, Limits, new_key, serve
 from selective_rollout.integrations.gateway.config import LOOPBACK_HOSTS
 from selective_rollout.integrations.gateway.keys import hide, kept_salt, read_keys
@@ -94,20 +95,19 @@ def serve_command(context: click.Context, /, **options: Any) -> None:
     Requests with group headers are recorded as rollouts of a group; all others pass untouched. Observe mode,
     the default, stops nothing. Ctrl-C ends it once the requests under way have ended.
     """
-    rule = rule_of(context, options)
+    accepted = rule_of(context, options)
     run = _run_config(options)
-    rule.require_certificate(run.mode, uncertified=options["uncertified"])
-    warn_about(rule.rule, run, rule.certified)
+    warn_about(accepted.rule, run, accepted.certified)
     endpoint = Endpoint.resolve(options["upstream"], options["api_key"])
     keys = _keys(options, endpoint)
-    config = _config(options, rule, run, endpoint, keys.clients)
+    config = _config(options, accepted, run, endpoint, keys.clients)
     with ExitStack() as stack:
         listening = listen_on(options["host"], options["port"])
         stack.callback(listening.close)
         folder = RunFolder(
             options["runs"],
             options["name"],
-            _tables(options, rule, endpoint),
+            _tables(options, accepted.rule, endpoint),
             prefix="serve",
             resume=options["resume"],
         )
@@ -149,14 +149,15 @@ def _actions(path: Path | None) -> ActionOptions:
 
 
 def _config(
-    options: Mapping[str, Any], rule: RuleInForce, run: RunConfig, endpoint: Endpoint, clients: ClientKeys
+    options: Mapping[str, Any],
+    accepted: AcceptedRule,
+    run: RunConfig,
+    endpoint: Endpoint,
+    clients: ClientKeys,
 ) -> GatewayConfig:
-    tau_of: Callable[[Mapping[str, Any]], float] | None = None
-    if rule.certificate is not None and rule.certificate.strata:
-        tau_of = rule.certificate.tau_for
     return GatewayConfig(
         upstream=endpoint,
-        rule=rule.rule,
+        rule=accepted.rule,
         run=run,
         clients=clients,
         inject_usage=options["inject_usage"],
@@ -164,8 +165,8 @@ def _config(
         hosts=LOOPBACK_HOSTS | {name.lower() for name in options["allow_host"]},
         origins=frozenset(options["allow_origin"]),
         limits=Limits(idle_s=options["idle_timeout"], final_s=options["final_after"]),
-        tau_of=tau_of,
-        alarm=rule.alarm(run.audit_rate) if run.mode == "enforce" else None,
+        tau_of=accepted.tau_for,
+        alarm=accepted.alarm(run),
         record_observations=options["record_observations"],
         record_completions=options["record_completions"],
     )
@@ -215,14 +216,14 @@ def _redaction(config: GatewayConfig) -> Callable[[str], str]:
     return lambda text: hide(text, secrets)
 
 
-def _tables(options: Mapping[str, Any], rule: RuleInForce, endpoint: Endpoint) -> dict[str, dict[str, Any]]:
+def _tables(options: Mapping[str, Any], rule: GateConfig, endpoint: Endpoint) -> dict[str, dict[str, Any]]:
     """For config.toml; never holds a key."""
     actions = _actions(options["actions"]).to_dict()
     names = ("mode", "hold", "hold_timeout", "audit_rate", "seed", "group_size", "inject_usage")
     return {
         "serve": {**{name: options[name] for name in names}, "actions": json.dumps(actions, sort_keys=True)},
         "endpoint": {"base_url": endpoint.base_url},
-        "gate": rule.rule.to_dict(),
+        "gate": rule.to_dict(),
     }
 
 

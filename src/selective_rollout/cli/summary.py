@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import shorten
 
 from rich.table import Table
 
 from selective_rollout.analysis.accounting import Accounting
 from selective_rollout.analysis.curve import GroupLine, distance_curve
 from selective_rollout.analysis.prices import money_text
-from selective_rollout.cli.console import number, percent, rate, remark, table
+from selective_rollout.cli.console import facts_table, number, percent, rate, remark
 from selective_rollout.engine.ledger import Ledger
 from selective_rollout.engine.outcome import GroupOutcome
 from selective_rollout.engine.reconcile import Reconciliation
@@ -43,6 +45,10 @@ class RunSummary:
     answered: int = 0
     steps: int = 0
     statuses: dict[str, int] = field(default_factory=dict)
+    failures: Counter[str] = field(default_factory=Counter)
+    """Of environments, servers and scorers, by kind."""
+    examples: dict[str, str] = field(default_factory=dict)
+    """The first message of each kind."""
     lines: list[GroupLine] = field(default_factory=list)
     server: Reconciliation | None = None
     """The tokens of this run beside the server's own count; None if it shows none."""
@@ -63,6 +69,9 @@ class RunSummary:
         for rollout in outcome.group.rollouts:
             self.steps += len(rollout.steps)
             self.statuses[rollout.status.value] = self.statuses.get(rollout.status.value, 0) + 1
+            if rollout.failure is not None:
+                self.failures[rollout.failure.kind] += 1
+                self.examples.setdefault(rollout.failure.kind, rollout.failure.message)
         if outcome.cut_as is None:
             self.accounting.add(outcome.group, outcome.would_cut_at)
         if len(self.lines) < MOST_LINES:
@@ -113,6 +122,7 @@ class RunSummary:
         return {
             "groups": self.groups,
             "rollouts": dict(sorted(self.statuses.items())),
+            "failures": dict(self.failures.most_common()),
             "steps": self.steps,
             "cut": self.cut,
             "cut_inside_a_step": self.cut_inside,
@@ -130,9 +140,6 @@ class RunSummary:
 
 def accounting_table(title: str, accounting: Accounting) -> Table:
     """What the gate would have done, on groups that ran to their own end."""
-    shown = table(title, "measured", "value")
-    shown.columns[1].justify = "left"
-    shown.columns[1].no_wrap = False
     unknown = accounting.unknown
     rows = [
         (
@@ -151,9 +158,7 @@ def accounting_table(title: str, accounting: Accounting) -> Table:
         ("efficiency (1.00 = worthless)", number(accounting.efficiency)),
         *_money_rows(accounting),
     ]
-    for name, value in rows:
-        shown.add_row(name, value)
-    return shown
+    return facts_table(title, "measured", rows)
 
 
 def _money_rows(accounting: Accounting) -> list[tuple[str, str]]:
@@ -166,7 +171,7 @@ def _money_rows(accounting: Accounting) -> list[tuple[str, str]]:
         ("not spent, lossless", accounting.lossless, money.lossless),
         ("not spent, lossy", accounting.lossy, money.lossy),
     ]
-    if accounting.unlabelled.groups:
+    if accounting.unknown_cuts:
         amounts.append(("not spent, unknown label", accounting.unlabelled, money.unlabelled))
     return [(name, f"{number(amount.known_tokens)} / {money_text(cost)}") for name, amount, cost in amounts]
 
@@ -188,23 +193,25 @@ def ledger_rows(ledger: Ledger) -> list[tuple[str, str]]:
 
 def run_table(title: str, summary: RunSummary) -> Table:
     """What was done in a run."""
-    shown = table(title, "done", "value")
-    shown.columns[1].justify = "left"
-    failed = summary.statuses.get(RolloutStatus.FAILED.value, 0)
-    shown.add_row("groups", number(summary.groups))
-    shown.add_row("cut / audited / late vetoes", f"{summary.cut} / {summary.audited} / {summary.late_vetoes}")
+    rows = [
+        ("groups", number(summary.groups)),
+        ("cut / audited / late vetoes", f"{summary.cut} / {summary.audited} / {summary.late_vetoes}"),
+    ]
     if summary.cut_inside or summary.would_cut_inside:
-        shown.add_row(
-            "cut inside a step / would have been", f"{summary.cut_inside} / {summary.would_cut_inside}"
-        )
-    shown.add_row("rollouts failed", number(failed))
-    shown.add_row("steps", number(summary.steps))
-    for name, value in ledger_rows(summary.ledger):
-        shown.add_row(name, value)
+        inside = f"{summary.cut_inside} / {summary.would_cut_inside}"
+        rows.append(("cut inside a step / would have been", inside))
+    rows += [
+        ("rollouts failed", number(summary.statuses.get(RolloutStatus.FAILED.value, 0))),
+        *(
+            (f"  {kind}, {count:,} times, such as", shorten(summary.examples[kind], 160))
+            for kind, count in summary.failures.most_common(3)
+        ),
+        ("steps", number(summary.steps)),
+        *ledger_rows(summary.ledger),
+    ]
     if summary.server is not None:
-        shown.columns[1].no_wrap = False
-        shown.add_row("the server's own count", summary.server.describe())
-    return shown
+        rows.append(("the server's own count", summary.server.describe()))
+    return facts_table(title, "done", rows)
 
 
 def _steps(part: int, whole: int) -> str:

@@ -79,15 +79,12 @@ def _reading(traces: Sequence[Path]) -> Iterator[Callable[[int], None]]:
     total = sum(file.stat().st_size for file in trace_files(traces))
     begun = time.monotonic()
     with progress("bytes read", total) as bar:
-        read = 0
 
-        def advance(now: int) -> None:
-            nonlocal read
+        def reach(now: int) -> None:
             seconds = time.monotonic() - begun
-            bar.advance(now - read, note=f"{now / 1e6 / seconds:.1f} MB/s" if seconds else "")
-            read = now
+            bar.reach(now, note=f"{now / 1e6 / seconds:.1f} MB/s" if seconds else "")
 
-        yield advance
+        yield reach
 
 
 def render(result: SweepResult) -> RenderableType:

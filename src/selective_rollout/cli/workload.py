@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from selective_rollout.env import HouseholdEnvironment, household_tasks, load_factory
 from selective_rollout.env.base import EnvironmentFactory
+from selective_rollout.env.loading import load_function
 from selective_rollout.env.prompt import PromptEnvironment
 from selective_rollout.errors import ConfigError, TraceError
 from selective_rollout.policy.base import Policy
@@ -40,7 +41,7 @@ class HouseholdTasks:
 def read_tasks(path: Path) -> Iterator[Task]:
     """Read tasks, one JSON object a line: {"id": ..., "prompt": ..., anything else}.
 
-    A missing id becomes the line number; other keys become the task's metadata.
+    A missing or empty id becomes the line number; other keys become the task's metadata.
 
     Raises:
         TraceError: a line is no such object; the message starts with file:line.
@@ -49,10 +50,13 @@ def read_tasks(path: Path) -> Iterator[Task]:
         file = path.open(encoding="utf-8-sig", errors="strict")
     except OSError as error:
         raise TraceError(f"{path}: cannot read the tasks ({error.strerror})") from None
-    with file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield _task(f"{path}:{number}", line, number)
+    try:
+        with file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield _task(f"{path}:{number}", line, number)
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path}: not UTF-8 ({error.reason}); save it as UTF-8") from None
 
 
 def _task(where: str, line: str, number: int) -> Task:
@@ -67,7 +71,15 @@ def _task(where: str, line: str, number: int) -> Task:
             f'{where}: a task is an object with a text "prompt", e.g. {{"id": "1", "prompt": "..."}}'
         )
     metadata = {key: value for key, value in values.items() if key not in ("id", "prompt")}
-    return Task(str(values.get("id", number)), values["prompt"], metadata)
+    return Task(_id(where, values.get("id"), number), values["prompt"], metadata)
+
+
+def _id(where: str, value: Any, number: int) -> str:
+    if value is None or value == "":
+        return str(number)
+    if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
+        return str(value)
+    raise TraceError(f'{where}: the "id" of a task is text or a whole number, not {json.dumps(value)[:40]}')
 
 
 def tasks_of(path: Path | None, environment: str, household: HouseholdTasks) -> Iterator[Task]:
@@ -110,7 +122,7 @@ def score_of(reference: str | None) -> Any:
     if reference is None:
         return None
     _look_in_current_folder()
-    return load_factory(reference)
+    return load_function(reference, "reward function")
 
 
 def policy_of(simulated: bool, environment: str, endpoint: Endpoint | None, **options: Any) -> Policy:

@@ -24,7 +24,7 @@ def mean_pairwise_distance(prefixes: Iterable[Sequence[object]]) -> float:
     Raises:
         ConfigError: no prefix, strings mixed with sequences, or a symbol that cannot be compared.
     """
-    return _mean(_texts(prefixes))
+    return _mean(_texts(_rows(prefixes)))
 
 
 def should_stop_group(prefixes: Iterable[Sequence[object]], tau: float = 0.05) -> bool:
@@ -41,7 +41,7 @@ def should_stop_group(prefixes: Iterable[Sequence[object]], tau: float = 0.05) -
         ConfigError: tau is NaN or outside [0, 1], or the prefixes are bad.
     """
     check_tau(tau)
-    rows = list(prefixes)
+    rows = _rows(prefixes)
     texts = _texts(rows)
     nobody_acted = all(symbol == "" for row in rows for symbol in row)
     return not nobody_acted and _mean(texts) < tau
@@ -53,13 +53,17 @@ def _mean(texts: Sequence[str]) -> float:
     return exact_mean(pair_sums(texts), comb(len(texts), 2))
 
 
-def _texts(prefixes: Iterable[Sequence[object]]) -> list[str]:
-    """Turn every prefix into a string with one character a symbol."""
+def _rows(prefixes: Iterable[Sequence[object]]) -> list[Sequence[object]]:
     if isinstance(prefixes, str):
         raise ConfigError("prefixes is one string: pass a list with one prefix per rollout")
     rows = list(prefixes)
     if not rows:
         raise ConfigError("prefixes is empty: pass one prefix per rollout")
+    return rows
+
+
+def _texts(rows: Sequence[Sequence[object]]) -> list[str]:
+    """Turn every prefix into a string with one character a symbol."""
     strings = [row for row in rows if isinstance(row, str)]
     if len(strings) == len(rows):
         return strings

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.outcome import GroupOutcome
+from selective_rollout.engine.past import past_of, remember
 from selective_rollout.engine.resume import EndedGroup, ResumePoint
-from selective_rollout.engine.rule import AuditAlarmWarning, UncertifiedGateWarning, warn_about, warn_of_alarm
+from selective_rollout.engine.rule import warn_about, warn_of_alarm
 from selective_rollout.engine.runner import Workshop, run_in
 from selective_rollout.engine.watch import observing, seen_of
 from selective_rollout.errors import ConfigError
@@ -18,8 +19,6 @@ from selective_rollout.gate.audit import Alarm
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.history import PromptHistory
 from selective_rollout.types import Task
-
-__all__ = ["AuditAlarmWarning", "UncertifiedGateWarning", "group_ids", "run_groups", "warn_about"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ async def run_groups(
     capacity: int | None = None,
     resume: ResumePoint | None = None,
     certified: bool = False,
-    tau_of: Callable[[Task], float] | None = None,
+    tau_of: Callable[[Task], float | None] | None = None,
     alarm: Alarm | None = None,
 ) -> AsyncGenerator[GroupOutcome, None]:
     """Run one group per task and yield the outcomes as they come.
@@ -66,7 +65,7 @@ async def run_groups(
         capacity: environments that can be open at once; None is unlimited.
         resume: where an earlier run stopped.
         certified: the rule comes with an accepted certificate.
-        tau_of: each task's own threshold (strata, a schedule), clipped at the rule's.
+        tau_of: each task's own threshold (strata, a schedule), clipped at the rule's; None: the rule's.
         alarm: watches the audits of an enforcing run, those of its interrupted parts included; once it has
             rung, groups begun later are only observed.
 
@@ -80,7 +79,8 @@ async def run_groups(
     slots = config.open_groups if capacity is None else min(config.open_groups, capacity // config.group_size)
     pending: set[asyncio.Task[GroupOutcome]] = set()
     places: dict[asyncio.Task[GroupOutcome], int] = {}
-    waiting = _due(tasks, shop, history, skip_probability, resume or ResumePoint(), alarm)
+    resume = resume or ResumePoint()
+    waiting = _due(tasks, shop, history, skip_probability, resume, alarm)
     try:
         while True:
             while len(pending) < slots and (work := next(waiting, None)) is not None:
@@ -96,7 +96,8 @@ async def run_groups(
                 outcome = task.result()
                 _watch(outcome, places.pop(task), shop, alarm)
                 shop = _heeding(alarm, shop)
-                yield _remembered(outcome, history)
+                remember(history, outcome)
+                yield outcome
     finally:
         for task in pending:
             task.cancel()
@@ -155,32 +156,17 @@ async def _run_one(
     shop: Workshop,
     work: _Work,
     history: PromptHistory | None,
-    resume: ResumePoint | None,
+    resume: ResumePoint,
     tau: float | None,
 ) -> GroupOutcome:
-    gate, task_id = shop.gate, work.task.id
-    rewards = p = None
-    if history is not None and gate.history_mixed:
-        rewards = history.last(task_id, gate.history_mixed)
-    if history is not None and gate.score is not None and gate.score.reads_history:
-        p = history.p_zero_variance(task_id, shop.config.group_size)
     return await run_in(
         shop,
         work.task,
         work.group_id,
-        history=rewards,
-        history_p=p,
+        past=past_of(history, shop.gate, work.task.id, shop.config.group_size),
         tau=tau,
-        earlier=resume.unfinished.get(work.group_id) if resume else None,
+        earlier=resume.unfinished.get(work.group_id),
     )
-
-
-def _remembered(outcome: GroupOutcome, history: PromptHistory | None) -> GroupOutcome:
-    if history is not None:
-        group = outcome.group
-        rewards = [rollout.reward for rollout in group.rollouts]
-        history.record(group.task_id, group.id, rewards, was_cut=not outcome.trainable)
-    return outcome
 
 
 def _recall(

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from selective_rollout.actions import ActionOptions
+from selective_rollout.draws import sampling_seed
 from selective_rollout.errors import ConfigError
 from selective_rollout.gate.streaming import StreamRule
-from selective_rollout.types import Hold, Mode, Outcome, Stop
+from selective_rollout.types import Hold, Mode, Outcome, SamplingInfo, Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,13 @@ class RunConfig:
         if self.hold is not None:
             return self.hold
         return "all" if outcome == "drop" else "followers"
+
+    def sampling_of(self, group_id: str) -> list[SamplingInfo]:
+        """How each rollout of a group is sampled, as declared: with a seed of its own."""
+        return [
+            SamplingInfo(seed=sampling_seed(self.seed, group_id, i), temperature=self.temperature)
+            for i in range(self.group_size)
+        ]
 
     @property
     def open_groups(self) -> int:

@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import enum
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from selective_rollout.engine.survivor import first_of, survivor_order
 from selective_rollout.gate.decision import GateDecision, Reason
 from selective_rollout.gate.group import GroupGate
 from selective_rollout.gate.streaming import StreamGate
 from selective_rollout.types import Hold
+
+T = TypeVar("T")
 
 
 class Word(enum.Enum):
@@ -210,3 +212,17 @@ class GateControl:
     def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+async def off_the_clock(limit: asyncio.Timeout | None, waiting: Coroutine[Any, Any, T]) -> T:
+    """Wait for slower siblings; the time it takes is added to the limit of whoever waits."""
+    deadline = limit.when() if limit is not None else None
+    if limit is None or deadline is None:
+        return await waiting
+    clock = asyncio.get_running_loop()
+    asked = clock.time()
+    limit.reschedule(None)
+    try:
+        return await waiting
+    finally:
+        limit.reschedule(deadline + clock.time() - asked)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Final
 
 from selective_rollout.types import Usage, UsageSource
 
@@ -81,17 +82,4 @@ class Ledger:
         return {**{name: getattr(self, name) for name in _TOTALS}, "sources": dict(self.sources)}
 
 
-_TOTALS = (
-    "requests",
-    "prompt",
-    "cached",
-    "completion",
-    "reasoning",
-    "overrun",
-    "wasted",
-    "abandoned",
-    "unknown_requests",
-    "unknown_prompts",
-    "estimated",
-    "estimated_requests",
-)
+_TOTALS: Final = tuple(field.name for field in fields(Ledger) if field.name != "sources")

@@ -15,11 +15,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 from selective_rollout.actions import canonicalise, read_action
+from selective_rollout.actions.read import is_cut_off
 from selective_rollout.draws import sampling_seed
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.conversation import Opening, replies
 from selective_rollout.engine.feed import StreamFeed
-from selective_rollout.engine.hold import Control
+from selective_rollout.engine.hold import Control, off_the_clock
 from selective_rollout.engine.record import RolloutRecord
 from selective_rollout.env.base import Environment, EnvironmentFactory, StepResult
 from selective_rollout.errors import EnvironmentFault, PolicyError
@@ -145,30 +146,17 @@ class Member(RolloutRecord):
 
     async def _take_steps(self, environment: Environment, admissible: tuple[str, ...] | None) -> None:
         while self.status is RolloutStatus.RUNNING:
-            if not await self._permitted():
+            if not await off_the_clock(self._limit, self.control.permit(self.index)):
                 self._cut()
                 return
             with suppress(_Stopped):
                 admissible = await self._step(environment, admissible)
 
-    async def _permitted(self) -> bool:
-        """Ask for the next step; waiting for slower siblings does not count as time taken."""
-        deadline = self._limit.when() if self._limit is not None else None
-        if self._limit is None or deadline is None:
-            return await self.control.permit(self.index)
-        clock = asyncio.get_running_loop()
-        asked = clock.time()
-        self._limit.reschedule(None)
-        try:
-            return await self.control.permit(self.index)
-        finally:
-            self._limit.reschedule(deadline + clock.time() - asked)
-
     async def _step(
         self, environment: Environment, admissible: tuple[str, ...] | None
     ) -> tuple[str, ...] | None:
         completion = await self._complete(admissible)
-        if completion.finish_reason == "length":
+        if is_cut_off(completion.finish_reason):
             self.lost.append(completion.usage)
             self._finish(truncated=True)
             return None

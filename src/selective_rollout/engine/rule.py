@@ -37,20 +37,34 @@ class WorkloadWarning(UserWarning):
     """A certificate was made on another workload than the one it is used for."""
 
 
+def warn_of_workload(certificate: Certificate, group_size: int, *, stacklevel: int) -> None:
+    """Say in what the live workload differs; `stacklevel` counts from the caller, as for `warnings.warn`."""
+    for difference in workload_differences(certificate, Workload(group_size=group_size)):
+        text = f"the gate was certified on another workload: {difference}"
+        warnings.warn(text, WorkloadWarning, stacklevel=stacklevel + 1)
+
+
 @dataclass(frozen=True, slots=True)
 class AcceptedRule:
     """A rule, and what certifies it."""
 
     rule: GateConfig
     certificate: Certificate | None = None
-    """The one that covers the rule; None also where the caller vouches for it."""
+    """The rule's own; None also where the caller vouches for it."""
     certified: bool = False
+    """Whether the certificate covers the rule, or the caller vouches for it."""
 
     def tau_for(self, metadata: Mapping[str, Any] | None) -> float | None:
         """A group's own threshold, where the certificate is by stratum; None: the rule's."""
         if self.certificate is None or not self.certificate.strata:
             return None
         return self.certificate.tau_for(metadata or {})
+
+    def alarm(self, config: RunConfig) -> Alarm | None:
+        """Watches an enforcing run; None without audits, or without a certificate that covers the rule."""
+        if self.certificate is None or not self.certified or config.mode != "enforce":
+            return None
+        return self.certificate.alarm(config.audit_rate)
 
 
 def accepted_rule(
@@ -75,10 +89,7 @@ def accepted_rule(
     if not isinstance(certified, bool):
         certificate, _ = require_certified(Path(certified), rule, per_stratum=True)
     if certificate is not None and config.mode == "enforce":
-        for difference in workload_differences(certificate, Workload(group_size=config.group_size)):
-            warnings.warn(
-                f"the gate was certified on another workload: {difference}", WorkloadWarning, stacklevel=3
-            )
+        warn_of_workload(certificate, config.group_size, stacklevel=3)
     return AcceptedRule(rule, certificate, certificate is not None or certified is True)
 
 

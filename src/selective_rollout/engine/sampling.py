@@ -43,14 +43,15 @@ class SamplingWatch:
         self._owners: dict[str, int] = {}
         self._is_shared = False
         self._ids_repeat = False
-        self._has_warned: set[str] = set()
+        self._told_of_copies = False
+        self._told_of_choices = False
         if identical_sampling([self.declared, self.declared]) is not None:
             self._warn(identical_sampling([self.declared, self.declared]) or "")
 
     def asked(self, rollout: int, settings: Mapping[str, Any]) -> None:
         """A rollout's model was asked with these settings; the first request speaks for the rollout."""
-        if (settings.get("n") or 1) > 1 and "n" not in self._has_warned:
-            self._has_warned.add("n")
+        if (settings.get("n") or 1) > 1 and not self._told_of_choices:
+            self._told_of_choices = True
             warnings.warn(
                 f"group {self._group_id!r}: the model is asked for n={settings['n']} choices, whose tokens "
                 "are all counted on the one that is used; set n=1, the group is what makes the samples",
@@ -72,7 +73,7 @@ class SamplingWatch:
         self._ids_repeat = True
 
     def copies(self, running: Collection[int]) -> str | None:
-        """Why the rollouts are copies of one sample, or None; warns if they are.
+        """Why the rollouts are copies of one sample, or None; warns if they are, unless that was said before.
 
         Args:
             running: rollouts that are still to be heard of; as long as one of them has not asked its model
@@ -88,9 +89,9 @@ class SamplingWatch:
         return reason
 
     def _warn(self, reason: str) -> None:
-        if reason in self._has_warned:
+        if self._told_of_copies:
             return
-        self._has_warned.add(reason)
+        self._told_of_copies = True
         warnings.warn(
             f"the rollouts of group {self._group_id!r} are copies, and its gate stays off: {_COPIES[reason]}",
             IdenticalSamplingWarning,

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 
 from selective_rollout.engine.hold import Verdict
 from selective_rollout.engine.survivor import survivor_order
 from selective_rollout.gate.decision import GateDecision
 from selective_rollout.gate.group import GroupGate
 from selective_rollout.gate.vote import first_wave, plurality, unassailable
+from selective_rollout.types import Rollout
 
 
-def full_vote(gate: GroupGate, answers: Mapping[int, str | None]) -> str | None:
+def full_vote(gate: GroupGate, rollouts: Iterable[Rollout]) -> str | None:
     """The answer of a group that ran to its end: its members' vote at inference, none in training."""
     if gate.config.outcome == "drop":
         return None
-    cast = {rollout: answer for rollout, answer in answers.items() if answer is not None}
+    cast = {rollout.index: rollout.answer for rollout in rollouts if rollout.answer is not None}
     return plurality(cast, survivor_order(gate.group_id, gate.size))
 
 

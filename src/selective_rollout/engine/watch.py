@@ -9,7 +9,7 @@ from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.outcome import GroupOutcome
 from selective_rollout.engine.rule import AcceptedRule, warn_of_alarm
 from selective_rollout.gate.audit import Seen
-from selective_rollout.rewards import group_label
+from selective_rollout.trace.seen import seen_of_group
 
 
 def seen_of(outcome: GroupOutcome, tolerance: float) -> Seen:
@@ -19,9 +19,14 @@ def seen_of(outcome: GroupOutcome, tolerance: float) -> Seen:
         outcome: what came of it.
         tolerance: rewards closer than this are equal.
     """
-    fired = outcome.would_cut_at is not None and not outcome.late_veto
-    label = group_label(outcome.group, tolerance=tolerance)
-    return Seen(outcome.cut_as is not None, outcome.audited and fired, label.zero_variance)
+    return seen_of_group(
+        outcome.group,
+        tolerance,
+        cut_as=outcome.cut_as,
+        would_cut_at=outcome.would_cut_at,
+        audited=outcome.audited,
+        late_veto=outcome.late_veto,
+    )
 
 
 class AuditWatch:
@@ -32,8 +37,7 @@ class AuditWatch:
     """
 
     def __init__(self, accepted: AcceptedRule, config: RunConfig) -> None:
-        certificate = accepted.certificate if config.mode == "enforce" else None
-        self._alarm = certificate.alarm(config.audit_rate) if certificate is not None else None
+        self._alarm = accepted.alarm(config)
         self._tolerance = accepted.rule.reward_tolerance
         self._lock = threading.Lock()
         self._begun = 0

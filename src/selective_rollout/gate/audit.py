@@ -39,6 +39,15 @@ class AuditedRate:
     interval: Interval
     """95%, exact given the draw of the audits."""
 
+    def to_dict(self) -> dict[str, object]:
+        """Plain data for JSON output."""
+        return {
+            "hits": self.hits,
+            "trials": self.trials,
+            "value": self.value,
+            "interval_95": [self.interval.low, self.interval.high],
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, get_args
 
@@ -58,6 +58,8 @@ class GateConfig:
     """Fitted weights whose P(signal-bearing) takes the place of the distance, at start_step only."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.vetoes, str) or not isinstance(self.vetoes, Iterable):
+            raise ConfigError(f"gate.vetoes must be a list, not {self.vetoes!r}")
         object.__setattr__(self, "vetoes", tuple(self.vetoes))
         _require_choice("level", self.level, get_args(Level))
         _require_choice("padding", self.padding, get_args(Padding))

@@ -18,7 +18,7 @@ from selective_rollout.gate.decision import GateDecision, GateFacts, Reason, jud
 from selective_rollout.gate.evidence import Evidence
 from selective_rollout.gate.measure import make_measure
 from selective_rollout.gate.sampling import identical_sampling
-from selective_rollout.rewards import parse_reward
+from selective_rollout.rewards import parse_reward, scored_only
 from selective_rollout.types import SamplingInfo
 
 
@@ -88,7 +88,7 @@ class GroupGate:
         self.tau = config.tau if tau is None else min(tau, config.tau)
         self.sampling_verdict = identical_sampling(sampling)
         """Why the members are equal by construction, or None; known from the start."""
-        self._history = tuple(history) if history is not None and config.history_mixed else None
+        self._history = tuple(scored_only(history)) if history is not None and config.history_mixed else None
         self._members = [_Member() for _ in range(size)]
         self._measure = make_measure(config, size)
         self._evidence = (
@@ -285,11 +285,11 @@ class GroupGate:
         state_key: str | None,
         is_error: bool | None,
     ) -> None:
-        member.actions += 1
-        if member.first_action is None and action not in ("", None):
-            member.first_action = member.actions
         action = "" if action is None else action
-        self._measure.push(rollout, action)
+        self._measure.push(rollout, action)  # first, for it refuses what cannot be compared
+        member.actions += 1
+        if member.first_action is None and action != "":
+            member.first_action = member.actions
         if self._evidence is not None:
             reply = observation if observation is not None else state_key
             self._evidence.push(rollout, str(action), reply, is_error)

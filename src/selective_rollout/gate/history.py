@@ -18,6 +18,7 @@ from typing import Any, Final
 from selective_rollout.draws import stable_fraction
 from selective_rollout.errors import ConfigError
 from selective_rollout.gate.priors import BetaPrior, fit_beta_prior
+from selective_rollout.rewards import ZERO_VARIANCE_TOLERANCE, scored_only
 
 _FORMAT: Final = 1
 
@@ -92,7 +93,7 @@ class PromptHistory:
         policy_version: int = 0,
     ) -> None:
         """Remember a group's rewards. Rewards of cut groups never enter, nor do unscored members."""
-        scored = tuple(reward for reward in rewards if reward is not None)
+        scored = tuple(scored_only(rewards))
         if was_cut or not scored:
             return
         self._count += 1
@@ -123,12 +124,14 @@ class PromptHistory:
         looked at again.
 
         Raises:
-            ConfigError: probability outside [0, 1).
+            ConfigError: probability outside [0, 1), or last below 1.
         """
+        if last < 1:
+            raise ConfigError(f"history: a skip looks at 1 reward or more, not {last!r}")
         if not 0.0 <= probability < 1.0:
             raise ConfigError(f"history: the skip probability must be in [0, 1), not {probability!r}")
         rewards = self.last(task_id, last)
-        if len(rewards) < last or max(rewards) != min(rewards):
+        if len(rewards) < last or max(rewards) - min(rewards) > ZERO_VARIANCE_TOLERANCE:
             return False
         return stable_fraction("skip", seed, group_id) < probability
 
@@ -179,10 +182,18 @@ class PromptHistory:
         return history
 
     def save(self, path: Path) -> None:
-        """Write the history as JSON; the old file stays intact until the new one is complete."""
+        """Write the history as JSON; the old file stays intact until the new one is complete.
+
+        Raises:
+            ConfigError: the file cannot be written.
+        """
         partial = path.with_name(path.name + ".partial")
-        partial.write_text(json.dumps(self.to_dict()), encoding="utf-8")
-        os.replace(partial, path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_text(json.dumps(self.to_dict()), encoding="utf-8")
+            os.replace(partial, path)
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot write the prompt history ({error.strerror})") from None
 
     @classmethod
     def load(cls, path: Path) -> PromptHistory:

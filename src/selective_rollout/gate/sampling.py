@@ -25,7 +25,7 @@ def identical_sampling(sampling: Sequence[SamplingInfo] | None) -> str | None:
         return "seed"
     if all(info.temperature == 0 for info in sampling):
         return "temperature_zero"
-    response_ids = [info.response_id for info in sampling if info.response_id is not None]
+    response_ids = [info.response_id for info in sampling if info.response_id]
     if len(set(response_ids)) < len(response_ids):
         return "response_id"
     if any(info.cached for info in sampling):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
+from selective_rollout.actions import read
 from selective_rollout.types import Usage
-
-_CUT_OFF: Final = ("length", "max_tokens", "MAX_TOKENS", "max_output_tokens")
-"""What providers report for a message that ran into its token limit."""
 
 
 def field(source: Any, name: str) -> Any:
@@ -46,10 +44,11 @@ def response_id_of(message: Any) -> str | None:
 def finish_reason_of(message: Any) -> str | None:
     """Why the model stopped writing, as its server reported it."""
     metadata = field(message, "response_metadata") or {}
-    reason = metadata.get("finish_reason") or metadata.get("stop_reason")
+    incomplete = metadata.get("incomplete_details") or {}  # of OpenAI's Responses API
+    reason = metadata.get("finish_reason") or metadata.get("stop_reason") or incomplete.get("reason")
     return reason if isinstance(reason, str) else None
 
 
 def is_cut_off(message: Any) -> bool:
     """Whether a message ran into its token limit."""
-    return finish_reason_of(message) in _CUT_OFF
+    return read.is_cut_off(finish_reason_of(message))

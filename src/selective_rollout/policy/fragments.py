@@ -81,6 +81,8 @@ class ChoiceParts:
     _reasoning: list[str] = field(default_factory=list)
     _reasoning_field: str | None = None
     _calls: dict[int, CallParts] = field(default_factory=dict)
+    _newest: dict[int, int] = field(default_factory=dict)
+    """Place of the newest call by the index that the server gives it."""
     _legacy_call: CallParts | None = None
 
     def add(self, delta: Mapping[str, Any]) -> bool:
@@ -147,13 +149,21 @@ class ChoiceParts:
         """
         index, call_id = fragment.get("index"), fragment.get("id")
         function = as_object(fragment.get("function"), "the function of a tool call")
-        place = index if isinstance(index, int) else max(self._calls, default=0)
+        name = function.get("name")
+        place = self._newest.get(index, index) if isinstance(index, int) else self._place_of(call_id)
         known = self._calls.get(place)
-        if known is not None and function.get("name"):
+        if known is not None and name:
             other_id = bool(call_id and known.id) and call_id != known.id
-            if other_id or (index is None and known.arguments):
+            if other_id or (known.arguments and (index is None or name != known.name)):
                 place = max(self._calls) + 1
+        if isinstance(index, int):
+            self._newest[index] = place
         return self._calls.setdefault(place, CallParts()).add(call_id, function)
+
+    def _place_of(self, call_id: object) -> int:
+        """Where the call of an id stands, else the newest one."""
+        same = (place for place, call in self._calls.items() if call_id and call.id == call_id)
+        return next(same, max(self._calls, default=0))
 
 
 def said(delta: Mapping[str, Any]) -> str:

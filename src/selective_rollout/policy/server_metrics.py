@@ -16,6 +16,7 @@ from selective_rollout.policy.transport import REQUEST_ERRORS, Transport
 
 METRICS_PATH: Final = "/metrics"
 _POLL_S: Final = 0.01
+_TIMEOUT_S: Final = 5.0
 _SAMPLE: Final = re.compile(r"^([a-z_]+:[a-z_]+)(?:\{.*\})? (\S+)(?: \d+)?$", re.MULTILINE)
 
 
@@ -77,10 +78,10 @@ def parse_metrics(text: str) -> ServerCounters | None:
     return None
 
 
-async def read_counters(transport: Transport, timeout_s: float = 5.0) -> ServerCounters | None:
+async def read_counters(transport: Transport) -> ServerCounters | None:
     """The counters now; None if the server shows none, or not to us."""
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(_TIMEOUT_S):
             return parse_metrics(await transport.get_root(METRICS_PATH))
     except REQUEST_ERRORS:
         return None

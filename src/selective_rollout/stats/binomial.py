@@ -68,7 +68,7 @@ def upper_bound(k: int, n: int, confidence: float = 0.95) -> float:
         raise ConfigError(f"a count of {k} does not fit into {n} trials")
     if k == n:
         return 1.0
-    return _falling_root(lambda p: binom_cdf(k, n, p) - (1 - confidence), k / n, 1.0)
+    return _falling_root(lambda p: binom_cdf(k, n, p) - (1 - confidence), 0.0, 1.0)
 
 
 def hypergeom_tail(seen: int, drawn: int, marked: int, total: int) -> float:

@@ -61,7 +61,7 @@ def needed_at_rate(rate: float | Fraction, alpha: float, delta: float) -> int | 
     """
     check_fraction("alpha", alpha)
     check_fraction("delta", delta)
-    if rate < 0:
+    if not rate >= 0:
         raise ConfigError(f"rate must be 0 or more, not {rate}")
     if rate >= alpha:
         return None

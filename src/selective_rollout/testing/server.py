@@ -66,7 +66,7 @@ class LoopbackServer(ServerOptions):
         return self._app.counters.snapshot()
 
     def wait_until(
-        self, condition: Callable[[CounterSnapshot], bool], timeout_s: float = 5.0
+        self, condition: Callable[[CounterSnapshot], bool], timeout_s: float = 30.0
     ) -> CounterSnapshot:
         """Block until the counters fulfil a condition, and return them.
 
@@ -79,7 +79,7 @@ class LoopbackServer(ServerOptions):
         return counters
 
     async def until(
-        self, condition: Callable[[CounterSnapshot], bool], timeout_s: float = 5.0
+        self, condition: Callable[[CounterSnapshot], bool], timeout_s: float = 30.0
     ) -> CounterSnapshot:
         """Like `wait_until`, without blocking the caller's event loop."""
         deadline = time.monotonic() + timeout_s

@@ -15,6 +15,7 @@ from selective_rollout.trace.convert import (
     step_from_event,
 )
 from selective_rollout.trace.schema import (
+    LARGEST_GROUP,
     DecisionEvent,
     GroupEndEvent,
     GroupEvent,
@@ -29,8 +30,10 @@ class GroupAssembly:
     """Collects the events of one attempt of a group."""
 
     def __init__(self, begin: GroupEvent, where: str, abandoned: int) -> None:
-        if begin.size < 1:
-            raise TraceError(f"{where}: group {begin.group!r} has size {begin.size}")
+        if not 1 <= begin.size <= LARGEST_GROUP:
+            raise TraceError(
+                f"{where}: group {begin.group!r} has size {begin.size}: give one from 1 to {LARGEST_GROUP:,}"
+            )
         self.begin = begin
         self.where = where
         self.abandoned = abandoned

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 
+from selective_rollout.errors import ConfigError
 from selective_rollout.gate.decision import GateDecision, GateFacts, Reason
 from selective_rollout.trace.schema import (
     DecisionEvent,
@@ -17,9 +18,15 @@ from selective_rollout.types import RolloutFailure, SamplingInfo, Step, Usage
 
 
 def usage_record(usage: Usage | None) -> UsageRecord | None:
-    """The record of a request's tokens."""
+    """The record of a request's tokens.
+
+    Raises:
+        ConfigError: the usage is none, such as a server's own object.
+    """
     if usage is None:
         return None
+    if not isinstance(usage, Usage):
+        raise ConfigError(f"usage is a {type(usage).__name__}: give types.Usage(prompt=..., completion=...)")
     return UsageRecord(
         prompt=usage.prompt,
         cached=usage.cached,
@@ -30,7 +37,13 @@ def usage_record(usage: Usage | None) -> UsageRecord | None:
 
 
 def sampling_records(sampling: Sequence[SamplingInfo] | None) -> list[SamplingRecord] | None:
-    """The records of a group's sampling facts."""
+    """The records of a group's sampling facts.
+
+    Raises:
+        ConfigError: a fact is no `SamplingInfo`.
+    """
+    if sampling is not None and not all(isinstance(info, SamplingInfo) for info in sampling):
+        raise ConfigError("sampling must be a list of types.SamplingInfo, one per rollout")
     return None if sampling is None else [SamplingRecord(**asdict(info)) for info in sampling]
 
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
+from selective_rollout.errors import GroupError
 from selective_rollout.gate.decision import GateDecision, would_cut_at
 from selective_rollout.gate.evidence import Reply, reply_to
 from selective_rollout.gate.group import GroupGate
@@ -72,6 +73,8 @@ class GroupLog:
         self._heard: dict[int, list[Hashable]] = {}
         """What the stream gate heard, by rollout, if it is to be recorded."""
         self._lost: set[int] = set()
+        self._size: int | None = None
+        self._closed: set[int] = set()
         self._ended = False
         self._checks_written = 0
         self._stream_checks_written = 0
@@ -89,6 +92,7 @@ class GroupLog:
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
         """Write the group's first event."""
+        self._size = size
         self._write(
             GroupEvent(
                 group=self.group_id,
@@ -148,10 +152,11 @@ class GroupLog:
             step: the step.
             wasted: completion tokens of failed attempts at its request.
             replayed: the step was taken over from an earlier attempt of the group.
+
+        Raises:
+            GroupError: unknown rollout, or one that has already ended.
         """
-        self._steps[rollout] = step.index
-        if self.gate is not None:
-            self._untold.setdefault(rollout, deque()).append(step)
+        self._require_open(rollout)
         self._write(
             StepEvent(
                 group=self.group_id,
@@ -170,6 +175,9 @@ class GroupLog:
                 observation=step.observation if self._record_observations else None,
             )
         )
+        self._steps[rollout] = step.index
+        if self.gate is not None:
+            self._untold.setdefault(rollout, deque()).append(step)
 
     def report(self, rollout: int, action: str) -> GateDecision | None:
         """Tell the gate of the next recorded step that it has not heard of."""
@@ -218,21 +226,8 @@ class GroupLog:
             overrun: completion tokens that arrived after the group's cut.
         """
         value = parse_reward(reward, where=f"group {self.group_id!r} rollout {rollout}")
-        self._write(
-            RolloutEndEvent(
-                group=self.group_id,
-                attempt=self.attempt,
-                rollout=rollout,
-                status=RolloutStatus.TRUNCATED if truncated else RolloutStatus.FINISHED,
-                reward=value,
-                answer=answer,
-                usage=usage_record(lost),
-                wasted=wasted or None,
-                overrun=overrun or None,
-                stream=self._stream_of(rollout),
-                stream_lost=rollout in self._lost,
-            )
-        )
+        status = RolloutStatus.TRUNCATED if truncated else RolloutStatus.FINISHED
+        self._write_end(rollout, status, lost, wasted, overrun, reward=value, answer=answer)
         if self.stream is not None:
             self.stream.finish(rollout, value, answer)
             self._note_stream_checks()
@@ -254,20 +249,8 @@ class GroupLog:
         overrun: int = 0,
     ) -> GateDecision | None:
         """Record that infrastructure broke this rollout, and tell the gate."""
-        self._write(
-            RolloutEndEvent(
-                group=self.group_id,
-                attempt=self.attempt,
-                rollout=rollout,
-                status=RolloutStatus.FAILED,
-                failure=FailureRecord(kind=kind, message=message),
-                usage=usage_record(lost),
-                wasted=wasted or None,
-                overrun=overrun or None,
-                stream=self._stream_of(rollout),
-                stream_lost=rollout in self._lost,
-            )
-        )
+        failure = FailureRecord(kind=kind, message=message)
+        self._write_end(rollout, RolloutStatus.FAILED, lost, wasted, overrun, failure=failure)
         if self.stream is not None:
             self.stream.lose(rollout)
             self._note_stream_checks()
@@ -275,19 +258,7 @@ class GroupLog:
 
     def cut(self, rollout: int, *, lost: Usage | None = None, wasted: int = 0, overrun: int = 0) -> None:
         """Record that the gate stopped this rollout; it stays unscored."""
-        self._write(
-            RolloutEndEvent(
-                group=self.group_id,
-                attempt=self.attempt,
-                rollout=rollout,
-                status=RolloutStatus.CUT,
-                usage=usage_record(lost),
-                wasted=wasted or None,
-                overrun=overrun or None,
-                stream=self._stream_of(rollout),
-                stream_lost=rollout in self._lost,
-            )
-        )
+        self._write_end(rollout, RolloutStatus.CUT, lost, wasted, overrun)
 
     def reward(self, rollout: int, reward: object, *, failure: RolloutFailure | None = None) -> float | None:
         """Record a reward that became known after the rollout's end, or why it never will.
@@ -343,6 +314,46 @@ class GroupLog:
                 error=error,
             )
         )
+
+    def _write_end(
+        self,
+        rollout: int,
+        status: RolloutStatus,
+        lost: Usage | None,
+        wasted: int,
+        overrun: int,
+        *,
+        reward: float | None = None,
+        answer: str | None = None,
+        failure: FailureRecord | None = None,
+    ) -> None:
+        self._require_open(rollout)
+        self._write(
+            RolloutEndEvent(
+                group=self.group_id,
+                attempt=self.attempt,
+                rollout=rollout,
+                status=status,
+                reward=reward,
+                answer=answer,
+                failure=failure,
+                usage=usage_record(lost),
+                wasted=wasted or None,
+                overrun=overrun or None,
+                stream=self._stream_of(rollout),
+                stream_lost=rollout in self._lost,
+            )
+        )
+
+        self._closed.add(rollout)
+
+    def _require_open(self, rollout: int) -> None:
+        if self._size is not None and rollout not in range(self._size):
+            raise GroupError(
+                f"group {self.group_id!r} has rollouts 0 to {self._size - 1}; there is no rollout {rollout!r}"
+            )
+        if rollout in self._closed:
+            raise GroupError(f"rollout {rollout} of group {self.group_id!r} has already ended")
 
     def _stream_of(self, rollout: int) -> list[Any] | str | None:
         """What is recorded of a rollout's stream."""

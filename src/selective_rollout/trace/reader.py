@@ -183,7 +183,10 @@ class _Desk:
         where = f"{path}:{number}"
         before = self.open.get(event.group)
         if event.group in self._ended:
-            raise TraceError(f"{where}: group {event.group!r} has already ended; group ids must be unique")
+            raise TraceError(
+                f"{where}: group {event.group!r} has already ended; ids must be unique in what is read "
+                "together, so give runs that use the same ones a folder each"
+            )
         # A writer that was killed while it took a group up may have left the same attempt behind.
         earliest = (
             0 if before is None else before.begin.attempt + (self._begun_by[event.group] == self._writers)

@@ -14,9 +14,10 @@ from __future__ import annotations
 import datetime
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -24,17 +25,29 @@ from typing import Any, Final
 import msgspec
 
 from selective_rollout._version import __version__
-from selective_rollout.errors import TraceError
+from selective_rollout.errors import GroupError, TraceError
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.group import GroupGate
+from selective_rollout.gate.streaming import StreamGate
 from selective_rollout.trace.group_log import GroupLog
-from selective_rollout.trace.schema import TRACE_VERSION, DecisionEvent, Event, HeaderEvent, RolloutEndEvent
+from selective_rollout.trace.schema import (
+    LARGEST_GROUP,
+    TRACE_VERSION,
+    DecisionEvent,
+    Event,
+    GroupEndEvent,
+    GroupEvent,
+    HeaderEvent,
+    RolloutEndEvent,
+)
 from selective_rollout.types import Mode, SamplingInfo
 
 Redact = Callable[[str], str]
 
 _REDACTED_FIELDS: Final = ("action", "completion", "observation", "answer", "state_key", "error", "stream")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_DECODER: Final = msgspec.json.Decoder(Event)
+_GROUP_LINES: Final = (b'{"type":"group",', b'{"type":"group_end",')
 
 
 class Recorder:
@@ -67,9 +80,11 @@ class Recorder:
         self.record_completions = record_completions
         self._redact = redact
         self._lock = threading.Lock()
-        self._encoder = msgspec.json.Encoder()
+        self._encoder = msgspec.json.Encoder(enc_hook=_plain)
         self.path = _file_for(Path(path), rank)
         self._descriptor: int | None = _open_for_append(self.path)
+        self._begun = _begun_in(self.path)
+        """Per group, the last attempt that must not begin again."""
         self.write(
             HeaderEvent(
                 trace_version=TRACE_VERSION,
@@ -84,13 +99,15 @@ class Recorder:
         """Append one event; it survives a kill of this process from here on.
 
         Raises:
-            TraceError: the recorder is closed.
+            TraceError: the recorder is closed, or the event is one that no reader would take.
+            GroupError: a group of this id was begun before, or its size is none.
         """
-        event = self._prepared(event)
-        line = self._encode(event) + b"\n"
+        line = self._encode(self._prepared(event)) + b"\n"
         with self._lock:
             if self._descriptor is None:
                 raise TraceError(f"{self.path}: the recorder is closed")
+            if isinstance(event, GroupEvent):
+                self._begin(event)
             os.write(self._descriptor, line)
 
     @contextmanager
@@ -125,14 +142,7 @@ class Recorder:
         """
         if isinstance(gate, GateConfig):
             gate = GroupGate(gate, size, group_id=group_id, sampling=sampling)
-        log = GroupLog(
-            self.write,
-            group_id,
-            attempt=attempt,
-            gate=gate,
-            record_observations=self.record_observations,
-            record_completions=self.record_completions,
-        )
+        log = log_of(self, group_id, attempt=attempt, gate=gate)
         log.begin(
             size=size,
             task_id=task_id or group_id,
@@ -184,20 +194,67 @@ class Recorder:
             texts["failure"] = msgspec.structs.replace(failure, message=self._redact(failure.message))
         return msgspec.structs.replace(event, **texts) if texts else event
 
+    def _begin(self, event: GroupEvent) -> None:
+        group = f"{self.path}: group {event.group!r}"
+        if not 1 <= event.size <= LARGEST_GROUP:
+            raise GroupError(f"{group} has size {event.size}: give one from 1 to {LARGEST_GROUP:,}")
+        if event.attempt <= self._begun.get(event.group, 0):
+            raise GroupError(
+                f"{group} was recorded before: every group needs an id of its own; groups of one prompt "
+                "share a task_id"
+            )
+        self._begun[event.group] = event.attempt
+
     def _encode(self, event: Event) -> bytes:
+        """Encode what a reader will take; one wrong line would make the whole trace unreadable."""
+        try:
+            line = self._encoded(event)
+            _DECODER.decode(line)
+        except (TypeError, msgspec.ValidationError) as error:
+            kind = event.__struct_config__.tag
+            raise TraceError(f"{self.path}: this {kind} event cannot be recorded: {error}") from None
+        return line
+
+    def _encoded(self, event: Event) -> bytes:
         """Encode; texts with lone surrogates, which no JSON file may hold, are repaired and flagged."""
         try:
             return self._encoder.encode(event)
         except UnicodeEncodeError:
-            plain = _without_surrogates(msgspec.to_builtins(event))
+            plain = _without_surrogates(msgspec.to_builtins(event, enc_hook=_plain))
             if "repaired" in event.__struct_fields__:
                 plain["repaired"] = True
             return self._encoder.encode(plain)
 
 
-def writer_of(recorder: Recorder | None) -> Callable[[Event], None]:
-    """What takes a group's events; without a recorder they go nowhere."""
-    return recorder.write if recorder is not None else lambda event: None
+def log_of(
+    recorder: Recorder | None,
+    group_id: str,
+    *,
+    attempt: int = 1,
+    gate: GroupGate | None = None,
+    stream: StreamGate | None = None,
+) -> GroupLog:
+    """The log of a group whose end its driver writes; without a recorder its events go nowhere."""
+    return GroupLog(
+        _nowhere if recorder is None else recorder.write,
+        group_id,
+        attempt=attempt,
+        gate=gate,
+        stream=stream,
+        record_observations=recorder is not None and recorder.record_observations,
+        record_completions=recorder is not None and recorder.record_completions,
+    )
+
+
+def _nowhere(event: Event) -> None:
+    """Takes an event that nobody records."""
+
+
+def _plain(value: Any) -> Any:
+    """The number or text that a NumPy scalar holds."""
+    if getattr(value, "shape", None) == ():
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is no plain value")
 
 
 def _without_surrogates(value: Any) -> Any:
@@ -220,6 +277,22 @@ def _file_for(path: Path, rank: int) -> Path:
         if not candidate.exists():
             return candidate
         number += 1
+
+
+def _begun_in(path: Path) -> dict[str, int]:
+    """The groups of earlier writers: one that ended never begins again, another may go on as it was."""
+    begun: dict[str, int] = {}
+    with path.open("rb") as file:
+        for line in file:
+            if not line.startswith(_GROUP_LINES):
+                continue
+            with suppress(msgspec.DecodeError):  # torn; readers skip it, too
+                event = _DECODER.decode(line)
+                if isinstance(event, GroupEvent):
+                    begun[event.group] = event.attempt - 1
+                elif isinstance(event, GroupEndEvent):
+                    begun[event.group] = sys.maxsize
+    return begun
 
 
 def _open_for_append(path: Path) -> int:

@@ -13,6 +13,8 @@ import msgspec
 from selective_rollout.types import Mode, Outcome, RolloutStatus, UsageSource
 
 TRACE_VERSION: Final = 1
+LARGEST_GROUP: Final = 100_000
+"""Rollouts of a group; a larger number is a mistake, and no reason to make room for that many."""
 
 
 class _Record(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

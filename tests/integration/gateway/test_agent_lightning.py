@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import re
-import socket
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -99,12 +98,6 @@ def hooks_of_the_page() -> str:
     return str(hooks).replace("SIZE = 8", f"SIZE = {G}")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @asynccontextmanager
 async def process(folder: Path, *arguments: str) -> AsyncIterator[None]:
     """A server of Agent Lightning, with `folder` on its import path."""
@@ -147,7 +140,7 @@ async def is_up(port: int) -> None:
 
 @pytest.mark.parametrize("mode", ["observe", "enforce"])
 async def test_its_agents_go_through_the_gateway(
-    start: Start, model: LoopbackServer, mode: Any, tmp_path: Path
+    start: Start, model: LoopbackServer, mode: Any, tmp_path: Path, free_port: Callable[[], int]
 ) -> None:
     if not PYTHON.exists():
         pytest.skip("needs AGENT_LIGHTNING_PYTHON, a python >= 3.12 with agentlightning")

@@ -201,7 +201,9 @@ async def test_the_next_rollout_takes_over_from_a_survivor_that_failed(
 
 
 async def test_a_request_in_flight_is_ended_at_the_model_server(start: Start) -> None:
-    with LoopbackServer(ScriptedBrain(slow_for_one), api_key=None, step_delay_s=0.01) as model:
+    with LoopbackServer(
+        ScriptedBrain(slow_for_one), api_key=None, step_delay_s=0.01, max_model_len=20_000
+    ) as model:
         rule = GateConfig(start_step=1, min_members=2)
         run = RunConfig(mode="enforce", hold="none")
         running = await start(model.base_url, rule=rule, run=run, inject_usage=True)
@@ -214,7 +216,7 @@ async def test_a_request_in_flight_is_ended_at_the_model_server(start: Start) ->
     assert set(ends) <= {"410 group_cut", "stream group_cut"}
     assert "stream group_cut" in ends
     assert counters.tokens_after_disconnect <= G - 1  # the engine step that was under way
-    assert counters.completion_tokens < 500
+    assert counters.completion_tokens < 5000, "a long text alone has as many"
     assert running.gateway.counts.aborted["gate"] >= 1
     (group,) = running.gateway.view().groups
     assert group.completion_tokens > counters.completion_tokens / 2  # what was read until then counts
@@ -229,7 +231,7 @@ async def test_a_request_in_flight_is_ended_at_the_model_server(start: Start) ->
 def slow_for_one(request: dict[str, Any], choice: int, seed: int | None) -> Reply | str:
     """A short first step, then a long text."""
     done = sum(message["role"] == "assistant" for message in request["messages"])
-    return Reply(tool_calls=(ToolCall("look", "{}"),)) if done == 0 else "word " * 500
+    return Reply(tool_calls=(ToolCall("look", "{}"),)) if done == 0 else "word " * 5000
 
 
 async def test_the_same_body_twice_is_one_step(start: Start, model: LoopbackServer) -> None:
@@ -271,7 +273,7 @@ async def test_a_held_rollout_whose_client_leaves_is_let_go(start: Start, model:
             await asyncio.sleep(0.01)
         held.cancel()
         await asyncio.wait([held])
-        while running.gateway.view().held:
+        while running.gateway.view().held or not running.gateway.counts.aborted["client"]:
             await asyncio.sleep(0.01)
         assert running.gateway.counts.aborted["client"] == 1
         ends = await asyncio.gather(*(ended(agents.run(i)) for i in range(1, G)))

@@ -7,11 +7,10 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,12 +24,6 @@ PROGRAMS = {
     "selective-rollout": [sys.executable, "-c", "from selective_rollout.cli.main import main; main()"],
     "python": [sys.executable],
 }
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def command_of(line: str) -> list[str]:
@@ -59,10 +52,10 @@ def running(line: str, folder: Path, until: str, number: int = signal.SIGINT) ->
             server.send_signal(number)
 
 
-def test_the_page_works_as_it_is_written(tmp_path: Path) -> None:
+def test_the_page_works_as_it_is_written(tmp_path: Path, free_port: Callable[[], int]) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
-    gateway, model = free_port(), free_port()
+    gateway, model = str(free_port()), str(free_port())
     text = PAGE.read_text(encoding="utf-8")
     blocks = [
         block.strip() for _, block in BLOCK.findall(text.replace("8790", gateway).replace("8000", model))
@@ -72,7 +65,7 @@ def test_the_page_works_as_it_is_written(tmp_path: Path) -> None:
     with running(play, tmp_path, "http", signal.SIGTERM):
         with running(f"{serve} --port {gateway}", tmp_path, "recording"):
             assert run("python agent.py task-7", tmp_path)[0].strip() == str(["answer(yes)"] * 4)
-            with urllib.request.urlopen(f"http://127.0.0.1:{gateway}/", timeout=10) as page:
+            with urllib.request.urlopen(f"http://127.0.0.1:{gateway}/", timeout=60) as page:
                 assert page.headers["content-type"] == "text/html; charset=utf-8"
             for line in curls.splitlines():
                 assert json.loads(run(line, tmp_path)[0])["recorded"] is True

@@ -48,13 +48,13 @@ class Served:
     def call(self, path: str, body: dict[str, Any], key: str = "EMPTY") -> dict[str, Any]:
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
         sent = urllib.request.Request(self.root + path, json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(sent, timeout=10) as answer:
+        with urllib.request.urlopen(sent, timeout=60) as answer:
             return dict(json.load(answer))
 
     def stop(self, number: int = signal.SIGINT) -> tuple[int, str]:
         if self.process.poll() is None:
             self.process.send_signal(number)
-        _, errors = self.process.communicate(timeout=20)
+        _, errors = self.process.communicate(timeout=60)
         return self.process.returncode, errors
 
 

@@ -212,6 +212,11 @@ def test_skipping_needs_filtering() -> None:
         executor(skipping, dynamic_filtering=False)
 
 
+def test_anything_but_a_training_gate_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"gate must be a TrainingGate\(...\), not str"):
+        executor("gate.toml")  # type: ignore[arg-type]
+
+
 def test_a_group_of_one_is_refused() -> None:
     with pytest.raises(ConfigError, match="group_size must be at least 2"):
         executor(group_size=1)

@@ -26,6 +26,8 @@ from selective_rollout.engine.training import TrainingGate
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.history import PromptHistory
 from selective_rollout.integrations.trl.async_grpo import GatedRolloutLoop, GatedRolloutWorker
+from selective_rollout.trace.reader import read_groups
+from selective_rollout.trace.recorder import Recorder
 
 G = 4
 RULE = GateConfig(start_step=2, tau=0.5)
@@ -185,10 +187,12 @@ async def test_skipped_prompts_are_passed_by(run: Callable[..., Any]) -> None:
 
 async def test_the_state_outlives_the_loop(run: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "gate.json"
-    make = partial(enforcing, history=PromptHistory())
-    first, _, _ = await run(make, 2, state_path=path, save_every=1)
-    second, _, _ = await run(make, 1, state_path=path)
+    with Recorder(tmp_path / "trace.jsonl") as recorder:
+        make = partial(enforcing, history=PromptHistory(), recorder=recorder)
+        first, _, _ = await run(make, 2, state_path=path, save_every=1)
+        second, _, _ = await run(make, 1, state_path=path)
     assert second.gate.meter.groups > first.gate.meter.groups
+    assert len(list(read_groups(tmp_path / "trace.jsonl"))) >= second.gate.meter.groups
 
 
 def test_the_worker_hands_the_gate_to_its_child() -> None:

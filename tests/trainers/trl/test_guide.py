@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,12 @@ from tests.certified import write_certified_gate
 from transformers import PreTrainedTokenizerFast
 from trl import GRPOConfig
 
+from selective_rollout.cli.main import main
+
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = (ROOT / "docs" / "how-to" / "gate-trl-grpo.md", ROOT / "README.md")
-BLOCK = re.compile(r"^```python no-run \(needs trl; run by make test-trainers\)\n(.*?)^```", re.M | re.S)
+PYTHON = "python no-run (needs trl; run by make test-trainers)"
+BLOCK = re.compile(rf"^```({re.escape(PYTHON)}|console)\n(.*?)^```", re.M | re.S)
 
 
 class Drawers:
@@ -34,6 +39,14 @@ class Drawers:
 
     def get_reward(self) -> float:
         return 0.0
+
+
+def run(arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The exit code of our command."""
+    monkeypatch.setattr(sys, "argv", ["selective-rollout", *shlex.split(arguments)])
+    with pytest.raises(SystemExit) as left:
+        main()
+    return int(left.value.code or 0)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -59,9 +72,9 @@ def test_the_page_runs_as_it_stands(
         "Dataset": Dataset,
         "Drawers": Drawers,
     }
-    blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
-    if not blocks:
-        pytest.skip("no block of this page needs trl")
-    for block in blocks:
-        exec(compile(block, str(page), "exec"), names)
+    for kind, block in BLOCK.findall(page.read_text(encoding="utf-8")):
+        if kind == PYTHON:
+            exec(compile(block, str(page), "exec"), names)
+        for line in block.splitlines() if kind == "console" else ():
+            assert run(line.removeprefix("$ selective-rollout"), monkeypatch) == 0
     assert names["trainer"].gate is not None

@@ -12,9 +12,14 @@ from transformers import TrainerCallback
 
 from selective_rollout.engine.training import TrainingGate
 from selective_rollout.env.base import Observation, StepResult
+from selective_rollout.errors import EnvironmentFault
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.history import PromptHistory
-from selective_rollout.integrations.trl import environment_reward, gated_rollout_func
+from selective_rollout.integrations.trl import (
+    BrokenRolloutWarning,
+    environment_reward,
+    gated_rollout_func,
+)
 from selective_rollout.types import Task
 
 RULE = GateConfig(start_step=2, tau=0.5)
@@ -158,9 +163,19 @@ class Broken:
 def test_a_member_whose_environment_breaks_is_dropped_alone(train: Any, dataset: Any) -> None:
     gate = enforcing()
     config = {"gradient_accumulation_steps": 1}
-    trainer = train(dataset(MIXED_A, MIXED_B), gate, environment=Broken, config=config)
-    assert (gate.meter.cut, gate.meter.signal) == (0, 2)
+    with pytest.warns(BrokenRolloutWarning, match="its rollout is dropped: OSError: no disk"):
+        trainer = train(dataset(MIXED_A, MIXED_B), gate, environment=Broken, config=config)
+    assert (gate.meter.cut, gate.meter.signal, gate.meter.failed) == (0, 2, 2)
     assert trainer.state.log_history[0]["reward"] == pytest.approx(1.0)
+
+
+def test_a_batch_without_a_working_environment_ends_the_training(train: Any, dataset: Any) -> None:
+    class Wrong(Broken):
+        def start(self) -> Observation:
+            raise KeyError("seed")
+
+    with pytest.raises(EnvironmentFault, match="every environment of this batch broke: KeyError: 'seed'"):
+        train(dataset(MIXED_A, MIXED_B, FLAT_C, FLAT_D), enforcing(), environment=Wrong)
 
 
 def test_evaluation_is_never_gated(train: Any, dataset: Any, world: Any) -> None:

@@ -124,7 +124,8 @@ def test_observing_leaves_the_loop_alone_and_says_what_it_would_save(train: Call
 
 def test_the_loop_s_own_limits_end_a_rollout_as_truncated(train: Callable[..., Any]) -> None:
     gate = TrainingGate(GateConfig(start_step=3, tau=0.5), mode="enforce", certified=True)
-    trainer = train(gate, environment_factory=Drawer, config={"max_tool_calling_iterations": 2})
+    with pytest.warns(UserWarning, match="max_tool_calling_iterations=2.*it can never fire"):
+        trainer = train(gate, environment_factory=Drawer, config={"max_tool_calling_iterations": 2})
     assert (gate.meter.cut, gate.meter.groups) == (0, 2)
     assert gate.meter.steps == trainer.generated == 2 * 4 * 3
 

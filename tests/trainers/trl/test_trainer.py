@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import warnings
 from collections.abc import Callable
@@ -22,8 +23,11 @@ from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.gate_file import write_gate_file
 from selective_rollout.gate.history import PromptHistory
 from selective_rollout.gate.schedule import AuditedController, linear
+from selective_rollout.integrations import trl as integration
 from selective_rollout.integrations.trl import NotLosslessWarning, environment_reward, gated_rollout_func
 from selective_rollout.integrations.trl.layout import require_layout
+from selective_rollout.trace.reader import read_groups
+from selective_rollout.trace.recorder import Recorder
 
 RULE = GateConfig(start_step=2, tau=0.5)
 MIXED_A, MIXED_B = ("a", [0, 1, 1, 0]), ("b", [1, 0, 0, 0])
@@ -156,12 +160,59 @@ def test_a_restart_goes_on_where_the_checkpoint_was(make: Any, tmp_path: Path) -
     assert resumed.state_dict() == straight.state_dict()
 
 
-def test_a_checkpoint_of_another_rule_is_refused(make: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_rule_gives_the_history_alone(make: Any, tmp_path: Path) -> None:
     config = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
-    make(enforcing(), config=config).train()
-    other = enforcing(GateConfig(start_step=3, tau=0.5))
-    with pytest.raises(ConfigError, match="the state belongs to rule"):
+    make(TrainingGate(RULE, history=PromptHistory()), config=config).train()
+    other = enforcing(GateConfig(start_step=3, tau=0.5), history=PromptHistory())
+    with pytest.warns(UserWarning, match="the gate's totals and alarm start anew"):
         make(other, config=config).train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
+    assert other.meter.groups == 2
+    assert other.history is not None
+    assert other.history.last("0", 8) == (0, 1, 1, 0, 0, 1, 1, 0)
+
+
+def test_a_trace_holds_the_groups_of_a_restart_beside_those_of_before(make: Any, tmp_path: Path) -> None:
+    config = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    for checkpoint in (None, str(tmp_path / "run" / "checkpoint-1")):
+        with Recorder(tmp_path / "trace") as recorder:
+            make(enforcing(recorder=recorder), config=config).train(resume_from_checkpoint=checkpoint)
+    groups = list(read_groups(tmp_path / "trace"))
+    assert sorted(each.group.id.split("@")[0] for each in groups) == [
+        "step0.0-rank0-0",
+        "step0.0-rank0-1",
+        *["step1.0-rank0-0"] * 2,
+        *["step1.0-rank0-1"] * 2,
+    ]
+
+
+def test_a_trainer_that_trains_twice_names_its_groups_anew(make: Any, tmp_path: Path) -> None:
+    with Recorder(tmp_path / "trace") as recorder:
+        trainer = make(enforcing(recorder=recorder))
+        trainer.train()
+        trainer.train()
+    assert len(list(read_groups(tmp_path / "trace"))) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "limit"),
+    [
+        ({"rollout_func": gated_rollout_func(print, max_steps=2)}, "max_steps=2"),
+        ({"rollout_func": None}, "without tools or environments a rollout is one turn"),
+    ],
+)
+def test_a_gate_that_can_never_fire_is_told_of(make: Any, options: dict[str, Any], limit: str) -> None:
+    with pytest.warns(UserWarning, match=f"{limit}.*it can never fire"):
+        make(enforcing(), **options)
+
+
+def test_prompts_can_be_skipped_where_a_rollout_is_one_turn(make: Any) -> None:
+    skipping = enforcing(history=PromptHistory(), skip_probability=0.5, skip_last=4)
+    make(skipping, rollout_func=None)
+
+
+def test_anything_but_a_training_gate_is_refused(make: Any) -> None:
+    with pytest.raises(ConfigError, match=r"gate must be a TrainingGate\(...\), not str"):
+        make("gate.toml")
 
 
 def test_the_trainer_tells_how_far_it_is_and_which_policy_it_has(make: Any) -> None:
@@ -239,3 +290,9 @@ def test_the_private_methods_are_what_they_were(name: str) -> None:
 
 def test_the_version_is_the_one_the_mixin_was_written_for() -> None:
     assert trl.__version__.startswith("1.16.")
+
+
+def test_another_version_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trl, "__version__", "1.17.1")
+    with pytest.warns(UserWarning, match="private methods of TRL 1.16, and this is 1.17.1"):
+        importlib.reload(integration)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import verifiers.v1 as vf
+from tests.trainers.commands import exit_codes
 
 from selective_rollout.engine.rule import UncertifiedGateWarning
 from selective_rollout.testing import LoopbackServer
@@ -40,3 +41,7 @@ async def test_the_blocks_of_the_guide_run_as_they_stand(
     assert {episode.traces[0].task.key for episode in episodes} == {tasks[1].key}
     assert {episode.traces[0].stop_condition for episode in episodes} == {"agent_completed"}
     assert names["MyTask"].groups.size == 8
+
+
+def test_the_commands_of_the_page_are_ones() -> None:
+    assert set(exit_codes(_PAGE).values()) == {0}

@@ -24,6 +24,8 @@ from selective_rollout.integrations.verifiers import (
     plug,
 )
 from selective_rollout.testing import LoopbackServer
+from selective_rollout.trace.reader import read_groups
+from selective_rollout.trace.recorder import Recorder
 
 G = 4
 RULE = GateConfig(start_step=3, tau=0.12)
@@ -67,6 +69,18 @@ async def test_a_plug_in_the_config_needs_no_change_of_the_taskset(
     ]
     assert G * toys.turns < server.counters.requests < 2 * G * toys.turns
     assert (groups.gate.meter.groups, groups.gate.meter.cut, groups.gate.meter.signal) == (2, 1, 1)
+
+
+async def test_a_second_run_of_the_same_tasks_can_be_recorded_beside_the_first(
+    server: LoopbackServer, ask: Make, make_env: Make, make_task: Make, plugged: Make, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        with Recorder(tmp_path) as recorder:
+            groups = KeyedGroups(TrainingGate(RULE, recorder=recorder), G)
+            await run(make_env(), ask(server), make_task("b", config=plugged(groups)))
+            groups.close()
+    first, second = read_groups(tmp_path)
+    assert first.group.task_id == second.group.task_id
 
 
 async def test_the_mixin_does_the_same_and_scores_no_rollout_that_was_cut(

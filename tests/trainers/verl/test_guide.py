@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.trainers.commands import exit_codes
 from verl.experimental.agent_loop import AgentLoopWorker
 from verl_actors import servers
 from verl_world import SIZE, TURNS, batch_of, configure
@@ -60,3 +61,7 @@ async def test_the_class_remembers_prompts(
     _, gate = await run("- name: own\n  _target_: gated.Gated\n", "own")
     assert isinstance(gate.history, PromptHistory)
     assert gate.rule.history_mixed == 8
+
+
+def test_the_commands_of_the_page_are_ones() -> None:
+    assert set(exit_codes(PAGE).values()) == {0}

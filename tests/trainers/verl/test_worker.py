@@ -74,6 +74,13 @@ async def test_validation_has_to_sample_in_its_own_way(local: Callable[..., Any]
     assert isinstance(found.value.__cause__, ConfigError)
 
 
+async def test_a_setting_that_nobody_knows_is_refused(local: Callable[..., Any]) -> None:
+    made = local(lease_s="300\n  tau: 0.06")
+    with pytest.raises(Exception, match="tau is no setting of the gate .*stand in the gate file") as found:
+        await made.worker.generate_sequences(batch_of(["a="]))
+    assert isinstance(found.value.__cause__, ConfigError)
+
+
 @pytest.mark.filterwarnings("default")
 async def test_rows_that_nothing_numbers_run_without_a_gate(local: Callable[..., Any]) -> None:
     made = local()

@@ -95,7 +95,7 @@ def test_the_papers_operating_point_has_its_efficiency() -> None:
     account = Accounting(start_step=10)
     account.signal, account.zero_variance = 61, 39
     account.spent.groups, account.spent.steps = 100, 18_197
-    account.lossy.groups, account.lossless.groups = 4, 17
+    account.wrong, account.right = 4, 17
     account.lossless.steps = 2170
     assert account.efficiency == pytest.approx(1.061, abs=5e-4)
     assert account.dilution == pytest.approx((57 / 79) / 0.61)

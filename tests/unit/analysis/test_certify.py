@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from selective_rollout.analysis.certify import Finding, Question, Verdict, certify
+from selective_rollout.analysis.reach import Reach
 from selective_rollout.analysis.sample import Unit
 from selective_rollout.analysis.scores_file import read_scores
 from selective_rollout.analysis.verdicts import explain
@@ -46,6 +48,10 @@ class TestWalk:
     def test_a_group_that_no_tau_cuts_counts_all_the_same(self) -> None:
         finding = found(units([0.05] * 30, [None] * 48))
         assert (finding.n_signal, finding.false_cuts, finding.tau) == (48, 0, 0.5)
+
+    def test_no_threshold_lies_beyond_one(self) -> None:
+        with pytest.raises(ConfigError, match="grid '0.5,1.5' must hold thresholds from 0 to 1"):
+            Question(grid="0.5,1.5")
 
     def test_the_walk_ends_at_the_first_failure(self) -> None:
         finding = found(units([0.05] * 30, [0.15] * 10 + [0.7] * 40))
@@ -94,6 +100,31 @@ class TestVerdicts:
         finding = found(units([0.1, 0.5, 0.9] * 20, [0.1, 0.5, 0.9] * 20))
         assert finding.verdict is Verdict.NO_BETTER_THAN_CHANCE
         assert "no better than chance here: AUROC 0.50" in explain(finding, Question())
+
+    def test_a_score_that_says_nothing_is_not_told_to_try_a_score(self) -> None:
+        finding = found(units([0.1, 0.5, 0.9] * 20, [0.1, 0.5, 0.9] * 20))
+        told = explain(finding, Question(), by_score=True)
+        assert "for zero variance by the fitted score" in told
+        assert "Try another start_step or the prompts' history; else leave the gate off." in told
+
+    def test_a_check_that_hardly_any_group_reaches_is_no_verdict_on_distances(self) -> None:
+        finding = found(units([None] * 60, [None] * 40))
+        assert finding.verdict is Verdict.NO_BETTER_THAN_CHANCE
+        told = explain(finding, Question(), Reach(longest=Counter({4: 100}), decided=Counter({2: 100})))
+        assert told == (
+            "Off: hardly any group (0 of 100) still runs at step 10, so nothing can be said about a check "
+            "there; try --start-step 2, where the recorded gate decided."
+        )
+
+    def test_a_check_that_few_groups_reach_is_said_beside_the_verdict(self) -> None:
+        finding = found(units([0.1, 0.5, 0.9] * 20, [0.1, 0.5, 0.9] * 20))
+        told = explain(finding, Question(), Reach(longest=Counter({4: 100, 20: 20})))
+        assert told.startswith("Off: no better than chance here: AUROC 0.50")
+        assert "Only 20 of 120 groups still run at step 10, and the others cannot be cut; look" in told
+
+    def test_a_certificate_stands_however_few_groups_reach_the_check(self) -> None:
+        told = explain(found(GOOD), Question(), Reach(longest=Counter({4: 100})))
+        assert told == explain(found(GOOD), Question())
 
     def test_no_cuts_are_no_gate(self) -> None:
         finding = found(units([0.6] * 30, [0.9] * 48))
@@ -199,6 +230,11 @@ class TestScoresFile:
             ("b", False, None),
         ]
 
+    def test_numbers_that_a_table_made_floats_are_the_same(self, tmp_path: Path) -> None:
+        rows = ["group,step,distance,zero_variance", "a,10.0,0.1,1.0", "b,10.0,0.4,0.0", "c,10.0,0.4,nan"]
+        made, unknown = read_scores(self.write(tmp_path, "\n".join(rows)), 10)
+        assert ([unit.harmless for unit in made], unknown) == ([True, False], 1)
+
     @pytest.mark.parametrize(
         ("rows", "message"),
         [
@@ -207,6 +243,7 @@ class TestScoresFile:
             ("a,10,nan,1", "distance 'nan'"),
             ("a,10,near,1", "distance 'near'"),
             ("a,ten,0.1,1", "step 'ten' is not a whole number"),
+            ("a,10.5,0.1,1", "step '10.5' is not a whole number"),
             ("a,10,0.1,maybe", "zero_variance 'maybe' must be 0, 1, true, false or empty"),
             ("a,5,0.1,1\nb,20,0.1,1", r"no rows for step 10; steps in the file: 5, 20"),
             ("", "no rows for step 10; steps in the file: none"),

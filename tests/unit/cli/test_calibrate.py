@@ -88,6 +88,12 @@ class TestTraces:
         assert "gate.toml is from an earlier calibration and was left as it is" in result.stderr
         assert Path("gate.toml").read_text() == before
 
+    def test_without_a_signal_nobody_knows_how_many_are_needed(self, tmp_path: Path) -> None:
+        scores = tmp_path / "scores.csv"
+        scores.write_text("group,step,distance,zero_variance\na,2,0.1,1\nb,2,0.1,1\n")
+        result = invoke("--scores", scores, *STEP, "--out", tmp_path / "gate.toml")
+        assert "unknown (without any false cut 29)" in result.stdout
+
     def test_a_certificate_can_be_required(self, folder: Path) -> None:
         assert invoke(folder, *STEP, "--require-certificate").return_value is None
         assert invoke(folder, *STEP, "--alpha", 0.001, "--require-certificate").return_value == 1
@@ -96,6 +102,31 @@ class TestTraces:
         options = ("--check-every", 1, "--padding", "none", "--min-members", 3, "--history-mixed", 0)
         rule = document(folder, *STEP, *options)["rule"]
         assert (rule["check_every"], rule["padding"], rule["min_members"]) == (1, "none", 3)
+
+    def test_rollouts_that_end_before_the_check_are_not_called_no_better_than_chance(
+        self, folder: Path
+    ) -> None:
+        result = invoke(folder)
+        told = " ".join(result.stdout.split())
+        assert told.startswith(
+            "Off: hardly any group (0 of 200) still runs at step 10, so nothing can be said about a check "
+            "there; try --start-step 3, where 200 of 200 still run."
+        )
+        assert "Start step 10: too late to tell" in told
+        assert "recorded groups that still run then 0 of 200" in told
+        assert "chance" not in told
+        assert "AUROC" not in told
+        assert result.return_value is None
+        assert invoke(folder, "--require-certificate").return_value == 1
+        found = document(folder)
+        assert (found["verdict"], found["gate"]) == ("no_better_than_chance", "off")
+        assert found["reach"] == {
+            "step": 10,
+            "groups": 200,
+            "still_running": 0,
+            "too_late": True,
+            "try_start_step": 3,
+        }
 
     def test_start_steps_without_a_split(self, folder: Path) -> None:
         found = document(folder, *STEP, "--start-step", 3, "--no-split", "--seed", 4)

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 from selective_rollout.cli.doctor import doctor
 from selective_rollout.cli.run import run
 from selective_rollout.policy import doctor_probe
-from selective_rollout.testing import LoopbackServer, ScriptedBrain, TutorialBrain
+from selective_rollout.testing import Fault, FaultContext, LoopbackServer, ScriptedBrain, TutorialBrain
 
 STEPS = 3
 
@@ -49,9 +49,14 @@ def test_the_comparison_is_one_line_for_people(tasks: str) -> None:
 
 
 def test_doctor_prints_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    def faults(context: FaultContext) -> Fault | None:
+        """A long answer stands still after some tokens until its client leaves."""
+        is_long = context.body.get("max_tokens", 0) > 2 * doctor_probe.SHORT
+        return Fault("stall", after_steps=20) if is_long else None
+
     monkeypatch.setattr(doctor_probe, "_LONG_S", 0.3)
     brain = ScriptedBrain(lambda request, choice, seed: " ".join([f"word{seed}"] * 500))
-    with LoopbackServer(brain, step_delay_s=0.004) as server:
+    with LoopbackServer(brain, step_delay_s=0.004, faults=faults) as server:
         document = json.loads(invoke(doctor, server, "--json").stdout)
     assert document["fit"] is True
     verdicts = {check["name"]: check["verdict"] for check in document["checks"]}

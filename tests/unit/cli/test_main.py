@@ -17,6 +17,7 @@ from typing import NamedTuple
 import pytest
 
 from selective_rollout.cli.main import main
+from selective_rollout.cli.workload import read_tasks
 from selective_rollout.errors import MissingExtraError
 from selective_rollout.gate.certificate import Certificate, Stratum
 from selective_rollout.gate.config import GateConfig
@@ -109,10 +110,16 @@ class TestErrors:
             ("nonsense\n", "t.jsonl:1: not JSON"),
             ('{"prompt": "a"}\n[1]\n', 't.jsonl:2: a task is an object with a text "prompt"'),
             ("\n\n", "there are no tasks to run"),
+            (
+                '{"id": [1], "prompt": "a"}',
+                't.jsonl:1: the "id" of a task is text or a whole number, not [1]',
+            ),
+            ('{"id": true, "prompt": "a"}', "not true"),
+            ('{"prompt": "caf\udce9"}', "t.jsonl: not UTF-8"),
         ],
     )
     def test_bad_task_lines_are_named(self, invoke: Invoke, text: str, words: str) -> None:
-        Path("t.jsonl").write_text(text)
+        Path("t.jsonl").write_text(text, errors="surrogateescape")
         done = invoke("run", "t.jsonl", "--base-url", "http://127.0.0.1:1/v1", "--model", "m")
         assert done.code == 2
         assert words in done.err
@@ -222,6 +229,11 @@ class TestRun:
         kinds = {group.group.metadata["type"]: group.begin.tau for group in read_groups("runs/lower")}
         assert kinds == {"clean": 0.1, "cool": 0.05, "move": 0.0, "heat": 0.0}
 
+    def test_tasks_without_an_id_go_by_their_line(self, tmp_path: Path) -> None:
+        tasks = tmp_path / "t.jsonl"
+        tasks.write_text('{"id": null, "prompt": "a"}\n{"id": "", "prompt": "b"}\n{"prompt": "c"}\n')
+        assert [task.id for task in read_tasks(tasks)] == ["1", "2", "3"]
+
     def test_tasks_that_share_a_prompt_under_different_ids_are_told(self, invoke: Invoke) -> None:
         Path("t.jsonl").write_text('{"prompt": "same"}\n' * 2 + '{"prompt": "other"}\n')
         with LoopbackServer(TutorialBrain(steps=2)) as server:
@@ -277,6 +289,15 @@ class TestRun:
         for path in Path("runs/mine").iterdir():
             assert server.api_key.encode() not in path.read_bytes()
 
+    def test_what_fails_every_time_is_named_in_the_summary(self, invoke: Invoke) -> None:
+        Path("my_judge.py").write_text("def score(task, rollout): raise RuntimeError('no key')\n")
+        arguments = (*SIMULATED, "2", "--reward", "my_judge:score")
+        done = invoke(*arguments, "--name", "shown")
+        assert done.code == 0
+        shown = " ".join(done.out.split())
+        assert "score, 8 times, such as RuntimeError: no key" in shown
+        assert json.loads(invoke(*arguments, "--name", "told", "--json").out)["failures"] == {"score": 8}
+
 
 class TestPlan:
     def test_the_chance_of_a_signal_is_the_textbooks(self, invoke: Invoke) -> None:
@@ -330,13 +351,13 @@ def test_an_interrupted_run_exits_130_and_can_be_resumed(tmp_path: Path) -> None
         [*command, *arguments], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     )
     folder = tmp_path / "runs" / "long"
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not any(
         b"group_end" in p.read_bytes() for p in folder.glob("*.jsonl")
     ):
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
     assert err.splitlines()[-1] == "interrupted; what was recorded is valid and can be resumed"
     groups = list(read_groups(folder))

@@ -177,7 +177,8 @@ def test_enforcing_needs_consent_and_cuts_are_counted_apart(
     monkeypatch.setattr("selective_rollout.cli.run.score_of", lambda reference: reward)
     Path("t.jsonl").write_text(json.dumps({"id": "a", "prompt": "alike"}) + "\n")
     rule = ("--mode", "enforce", "--stream", "token,tau=0.1,start=8,check_every=8")
-    with LoopbackServer(ScriptedBrain(says), step_delay_s=0.002) as server:
+    at_length = ScriptedBrain(lambda *asked: " ".join([says(*asked)] * 20))
+    with LoopbackServer(at_length, step_delay_s=0.002) as server:
         refused = invoke(run, "t.jsonl", *address(server), *SHAPE, *rule)
         assert isinstance(refused.exception, ConfigError)
         with pytest.warns(UncertifiedGateWarning):

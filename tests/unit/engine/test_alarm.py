@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from selective_rollout.engine.batch import AuditAlarmWarning, run_groups
+from selective_rollout.engine.batch import run_groups
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.outcome import GroupOutcome
 from selective_rollout.engine.resume import resume_point
+from selective_rollout.engine.rule import AuditAlarmWarning
 from selective_rollout.engine.runner import Workshop
 from selective_rollout.env.base import Observation, StepResult
 from selective_rollout.errors import ConfigError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -13,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from selective_rollout.engine.batch import UncertifiedGateWarning, group_ids, run_groups
+from selective_rollout.engine.batch import group_ids, run_groups
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.outcome import GroupOutcome
 from selective_rollout.engine.resume import ResumePoint, resume_point
+from selective_rollout.engine.rule import UncertifiedGateWarning
 from selective_rollout.engine.runner import Workshop
 from selective_rollout.env.base import Observation, StepResult
 from selective_rollout.errors import ConfigError, EnvironmentFault
@@ -132,7 +134,7 @@ async def test_enforcing_without_a_certificate_is_pointed_out() -> None:
 async def test_leaving_early_stops_what_is_under_way() -> None:
     policy = ScriptedPolicy(ScriptedBrain(say), token_delay_s=0.01)
     Counting.open = 0
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         groups = run_groups(tasks(50), shop(policy))
         await anext(groups)
         await groups.aclose()
@@ -178,9 +180,11 @@ class TestFaults:
     async def test_with_a_fifth_of_all_steps_failing_every_rollout_is_accounted_for(
         self, tmp_path: Path
     ) -> None:
+        dice = random.Random(7)
+
         class Flaky(Counting):
             def step(self, action: str) -> StepResult:
-                if hash((self.task.id, id(self) % 97, len(self.taken))) % 5 == 0:
+                if dice.random() < 0.2:
                     raise EnvironmentFault("injected")
                 return super().step(action)
 
@@ -302,11 +306,12 @@ from selective_rollout.env.household import HouseholdEnvironment
 from selective_rollout.env.household_scenario import household_tasks
 
 async def main():
-    brain = ScriptedBrain(lambda request, choice, seed: "enter kitchen")
+    # Answers of another length in each group, so that groups do not all end at once, with none under way.
+    brain = ScriptedBrain(lambda request, choice, seed: "enter kitchen" + " now" * ((seed >> 3) % 16))
     policy = ScriptedPolicy(brain, token_delay_s=0.002)
     with Recorder(sys.argv[1]) as recorder:
         shop = Workshop(policy, HouseholdEnvironment, GateConfig(), RunConfig(group_size=4), recorder)
-        async for outcome in run_groups(household_tasks(20), shop):
+        async for outcome in run_groups(household_tasks(200), shop):
             print(outcome.group.id, flush=True)
 
 asyncio.run(main())
@@ -325,5 +330,5 @@ async def test_a_killed_run_is_taken_up_where_it_stopped(tmp_path: Path) -> None
     process.stdout.close()
     point = resume_point([tmp_path], replayable=True)
     assert {first, *rest} <= point.done
-    assert len(point.done) < 20
+    assert len(point.done) < 200
     assert point.unfinished

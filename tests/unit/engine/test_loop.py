@@ -61,12 +61,12 @@ def test_work_can_be_cancelled_and_its_errors_come_back() -> None:
 def test_the_thread_ends_with_its_object() -> None:
     before = loop_threads()
     owner = LoopThread()
-    assert loop_threads() == before
+    assert loop_threads() <= before
     loop, _ = owner.submit(facts()).result()
     (thread,) = loop_threads() - before
     del owner
     gc.collect()
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
     assert loop.is_closed()
 
@@ -77,7 +77,7 @@ def test_what_is_under_way_when_its_object_goes_is_cancelled() -> None:
     del loop
     gc.collect()
     with pytest.raises(CancelledError):
-        future.result(5)
+        future.result(60)
 
 
 def test_closing_lets_work_under_way_come_to_its_end() -> None:
@@ -90,7 +90,7 @@ def test_closing_lets_work_under_way_come_to_its_end() -> None:
         return "done"
 
     future = loop.submit(work())
-    begun.wait(5)
+    begun.wait(60)
     loop.close()
     loop.close()
     assert future.result(0) == "done"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.certified import claim_of
 
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.rule import AcceptedRule, WorkloadWarning, accepted_rule
@@ -22,20 +23,7 @@ OBSERVE, ENFORCE = RunConfig(), RunConfig(mode="enforce")
 
 
 def certificate(**changes: Any) -> Certificate:
-    fields: dict[str, Any] = {
-        "rule": RULE,
-        "alpha": 0.15,
-        "delta": 0.05,
-        "n_signal": 61,
-        "false_cuts": 4,
-        "cuts": 21,
-        "groups": 100,
-        "grid": "0.005:0.300:0.005",
-        "choose_share": 0.4,
-        "split_seed": 7,
-        "workload": Workload(group_size=8),
-    }
-    return Certificate(**{**fields, **changes})
+    return claim_of(RULE, alpha=0.15, workload=Workload(group_size=8), **changes)
 
 
 @pytest.fixture
@@ -92,3 +80,20 @@ def test_a_group_has_the_threshold_of_its_stratum(tmp_path: Path) -> None:
     assert [accepted.tau_for({"type": name}) for name in ("clean", "heat", "cool")] == [0.12, 0.05, 0.0]
     assert accepted.tau_for(None) == 0.0
     assert AcceptedRule(RULE, certificate(), certified=True).tau_for({"type": "clean"}) is None
+
+
+@pytest.mark.parametrize(
+    ("certified", "config", "watched"),
+    [
+        (True, RunConfig(mode="enforce", audit_rate=0.5), True),
+        (False, RunConfig(mode="enforce", audit_rate=0.5), False),
+        (True, RunConfig(mode="enforce"), False),
+        (True, RunConfig(audit_rate=0.5), False),
+    ],
+    ids=["covered", "not covered", "no audits", "observing"],
+)
+def test_only_audits_of_an_enforced_and_covered_rule_can_raise_the_alarm(
+    certified: bool, config: RunConfig, watched: bool
+) -> None:
+    assert (AcceptedRule(RULE, certificate(), certified).alarm(config) is not None) == watched
+    assert AcceptedRule(RULE, certified=certified).alarm(config) is None

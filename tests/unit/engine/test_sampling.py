@@ -75,6 +75,16 @@ def test_a_cache_and_a_declared_temperature_are_told_at_once() -> None:
         SamplingWatch("g", 0.0)
 
 
+def test_what_was_said_at_the_start_is_not_said_again_when_the_cache_answers() -> None:
+    with pytest.warns(IdenticalSamplingWarning, match="set_llm_cache"):
+        watch = SamplingWatch("g", has_cache=True)
+    for rollout in range(2):
+        watch.sampled(rollout, "a")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert watch.copies([0, 1]) == "response_id"
+
+
 def test_several_choices_per_request_warn_once() -> None:
     watch = SamplingWatch("g")
     with pytest.warns(UnknownUsageWarning, match="n=3"):

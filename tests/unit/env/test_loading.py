@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from selective_rollout.env import HouseholdEnvironment, load_factory
+from selective_rollout.env.loading import load_function
 from selective_rollout.errors import ConfigError
 
 
@@ -30,6 +31,11 @@ def test_a_wrong_reference_is_one_clear_line(reference, says):
     assert says in message
     assert repr(reference) in message
     assert "\n" not in message
+
+
+def test_errors_say_what_the_function_is_for():
+    with pytest.raises(ConfigError, match="reward function 'score' is not of the form module:function"):
+        load_function("score", "reward function")
 
 
 def test_a_module_that_lacks_a_dependency_is_told_apart_from_a_missing_module(

@@ -61,6 +61,9 @@ def test_unknown_keys_are_named_with_the_known_ones() -> None:
 def test_a_list_is_not_a_word() -> None:
     with pytest.raises(ConfigError, match="vetoes must be a list"):
         GateConfig.from_dict({"vetoes": "identical_sampling"})
+    for vetoes in ("identical_sampling", None):
+        with pytest.raises(ConfigError, match=f"gate.vetoes must be a list, not {vetoes!r}"):
+            GateConfig(vetoes=vetoes)  # type: ignore[arg-type]
 
 
 def test_plain_data_round_trips() -> None:

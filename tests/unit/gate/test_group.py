@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from selective_rollout.errors import ConfigError, GroupError, RewardError
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.decision import Reason
 from selective_rollout.gate.group import GroupGate
-from selective_rollout.types import SamplingInfo
+from selective_rollout.types import END, SamplingInfo
 
 
 def play(gate: GroupGate, actions: list[list[str]]) -> None:
@@ -226,7 +228,13 @@ class TestVetoes:
 
     @pytest.mark.parametrize(
         ("history", "fires"),
-        [((1.0, 1.0, 1.0), True), ((0.0, 1.0, 1.0, 1.0), True), ((1.0, 0.0, 1.0), False), ((1.0,), False)],
+        [
+            ((1.0, 1.0, 1.0), True),
+            ((0.0, 1.0, 1.0, 1.0), True),
+            ((1.0, 0.0, 1.0), False),
+            ((1.0,), False),
+            ((1.0, 1.0, math.nan), False),
+        ],
     )
     def test_mixed_or_missing_history_vetoes(self, history: tuple[float, ...], fires: bool) -> None:
         gate = GroupGate(GateConfig(start_step=1, history_mixed=3), 2, history=history)
@@ -288,6 +296,12 @@ class TestMisuse:
         for call in (lambda: gate.report(0, "a"), lambda: gate.finish(0), lambda: gate.fail(0)):
             with pytest.raises(GroupError, match="rollout 0 of group 'g' has already finished"):
                 call()
+
+    def test_an_action_that_cannot_be_compared_is_no_step(self) -> None:
+        gate = GroupGate(GateConfig(start_step=2), 2)
+        with pytest.raises(ConfigError, match="END is not a symbol"):
+            gate.report(0, END)
+        assert gate.actions_of(0) == 0
 
     def test_a_reward_before_the_end_is_refused(self) -> None:
         with pytest.raises(GroupError, match="has not finished"):

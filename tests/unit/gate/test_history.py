@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from math import comb
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def test_last_rewards_come_newest_last() -> None:
 
 
 def test_rewards_of_cut_groups_and_unscored_members_never_enter() -> None:
-    history = recorded([None, 1.0, None])
+    history = recorded([None, 1.0, math.nan])
     history.record("t", "cut", [0.0, 0.0], was_cut=True)
     history.record("t", "nothing", [None, None])
     assert history.last("t", 9) == (1.0,)
@@ -111,6 +112,12 @@ class TestSkipping:
     def test_skipping_for_certain_is_refused(self) -> None:
         with pytest.raises(ConfigError, match=r"skip probability must be in \[0, 1\)"):
             PromptHistory().should_skip("t", "g", last=4, probability=1.0)
+        with pytest.raises(ConfigError, match="looks at 1 reward or more, not 0"):
+            PromptHistory().should_skip("t", "g", last=0, probability=0.5)
+
+    def test_rounding_residue_is_no_signal(self) -> None:
+        history = recorded([0.35, 0.35000002, 0.35, 0.3499999])
+        assert any(history.should_skip("t", f"g{i}", last=4, probability=0.9) for i in range(50))
 
 
 class TestMergingAndSaving:
@@ -143,6 +150,12 @@ class TestMergingAndSaving:
         loaded.record("t", "new", [0.5])
         assert loaded.last("t", 2) == (1.0, 0.5)
         assert list(tmp_path.iterdir()) == [tmp_path / "history.json"]
+
+    def test_its_folder_is_made_and_a_place_that_cannot_be_is_named(self, tmp_path: Path) -> None:
+        recorded([1.0]).save(tmp_path / "new" / "history.json")
+        assert PromptHistory.load(tmp_path / "new" / "history.json").last("t", 1) == (1.0,)
+        with pytest.raises(ConfigError, match=r"history\.json/h\.json: cannot write the prompt history"):
+            recorded([1.0]).save(tmp_path / "new" / "history.json" / "h.json")
 
     @pytest.mark.parametrize("text", ["", "[]", '{"history_version": 99}', '{"history_version": 1}'])
     def test_what_is_no_history_is_named(self, tmp_path: Path, text: str) -> None:

@@ -18,6 +18,7 @@ from selective_rollout.types import SamplingInfo
         ([SamplingInfo(temperature=0.0), SamplingInfo(temperature=0.7)], None),
         ([SamplingInfo(response_id="r#0"), SamplingInfo(response_id="r#1")], None),
         ([SamplingInfo(response_id="r#0"), SamplingInfo(response_id="r#0")], "response_id"),
+        ([SamplingInfo(response_id="")] * 4, None),  # what some servers send identifies nothing
         ([SamplingInfo(seed=1), SamplingInfo(seed=2, cached=True)], "cached"),
         ([SamplingInfo(choices_requested=4, choices_returned=4)] * 2, None),
         ([SamplingInfo(choices_requested=4, choices_returned=1)] * 2, "fewer_choices"),

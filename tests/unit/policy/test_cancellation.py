@@ -2,6 +2,7 @@ import asyncio
 
 import anyio
 import pytest
+from tests.idle_time import skip_idle_time
 
 from selective_rollout.policy.cancellation import finish_cleanup
 
@@ -23,6 +24,7 @@ class Work:
 
 @pytest.mark.parametrize("cancellations", [1, 2, 3])
 async def test_cleanup_outlives_further_cancellations(cancellations):
+    skip_idle_time()
     work = Work()
     task = asyncio.create_task(finish_cleanup(work.run()))
     await asyncio.sleep(0)
@@ -70,6 +72,7 @@ async def test_a_second_cancellation_ends_the_attempt_at_a_better_end():
     async def end_early(task):
         await asyncio.sleep(60)
 
+    skip_idle_time()
     work = Work()
     task = asyncio.create_task(finish_cleanup(work.run(), end_early))
     for _ in range(2):

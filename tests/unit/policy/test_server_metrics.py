@@ -70,7 +70,7 @@ def _cached(engine):
     return (0,) if engine == "vLLM" else (None,)
 
 
-async def test_no_server_has_no_counters(unused_tcp_port):
-    transport = Transport(Endpoint(base_url=f"http://127.0.0.1:{unused_tcp_port}/v1"))
+async def test_no_server_has_no_counters(closed_port):
+    transport = Transport(Endpoint(base_url=f"http://127.0.0.1:{closed_port}/v1"))
     assert await read_counters(transport) is None
     await transport.aclose()

@@ -85,8 +85,31 @@ def test_no_call_can_be_read_before_it_is_complete():
         [call(None, "a", "{}"), call(None, "b", "{}")],
         [call(0, "a", "", "x"), call(0, "a", "{", "x"), call(0, "a", "}", "x"), call(1, "b", "{}", "y")],
         [call(0, "a", {}), call(1, "b", {})],
+        [
+            call(0, "a", "", "x"),
+            call(0, None, "{}"),
+            call(0, "b", "", "y"),
+            call(0, None, "{"),
+            call(0, None, "}"),
+        ],
+        [call(0, "a", "{}"), call(0, "b", "{}")],
+        [
+            call(None, "a", "{", "x"),
+            call(None, "b", "{", "y"),
+            call(None, None, "}", "x"),
+            call(None, None, "}", "y"),
+        ],
     ],
-    ids=["no index", "one index", "neither index nor id", "name repeated", "arguments as objects"],
+    ids=[
+        "no index",
+        "one index",
+        "neither index nor id",
+        "name repeated",
+        "arguments as objects",
+        "one index, in pieces",
+        "one index, no id",
+        "no index, interleaved by id",
+    ],
 )
 def test_calls_are_told_apart_on_sloppy_servers(fragments):
     assert calls_of(one(*map(chunk, fragments), chunk({}, finish="stop"))) == [("a", {}), ("b", {})]

@@ -12,7 +12,7 @@ import pytest
 from selective_rollout.errors import ConfigError, PrerequisiteError
 from selective_rollout.testing import EchoBrain, Limits, LoopbackServer, ScriptedBrain
 
-LONG = ScriptedBrain(lambda *_: "word " * 500)
+LONG = ScriptedBrain(lambda *_: "word " * 2000)
 
 
 def post(server: LoopbackServer, body: dict[str, Any] | bytes, *headers: str) -> bytes:
@@ -33,7 +33,7 @@ def chat(content: str = "hi", **fields: Any) -> dict[str, Any]:
 
 @contextmanager
 def connect(server: LoopbackServer) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", server.bound_port), timeout=5) as sock:
+    with socket.create_connection(("127.0.0.1", server.bound_port), timeout=60) as sock:
         yield sock
 
 
@@ -124,7 +124,7 @@ def test_a_client_that_leaves_stops_the_generation(half: bool) -> None:
                 sock.shutdown(socket.SHUT_WR)
                 server.wait_until(lambda c: c.disconnects == 1)
         now = server.wait_until(lambda c: c.disconnects == 1 and c.in_flight == 0)
-        assert now.completion_tokens < 1000
+        assert now.completion_tokens < 4 * 1000
         assert now.tokens_after_disconnect <= 4
         assert now.records[0].status == 200
 
@@ -135,7 +135,7 @@ def test_a_client_that_waits_for_a_whole_answer_is_noticed_too() -> None:
             sock.sendall(post(server, chat(n=4)))
             server.wait_until(lambda c: c.completion_tokens > 0)
         now = server.wait_until(lambda c: c.in_flight == 0)
-        assert now.completion_tokens < 1000
+        assert now.completion_tokens < 4 * 1000
         assert (now.disconnects, now.tokens_sent, now.records[0].status) == (1, 0, None)
         assert now.responses == {("/v1/chat/completions", None): 1}
 
@@ -181,7 +181,7 @@ def test_idle_connections_are_closed(sent: bytes) -> None:
         sock.sendall(sent)
         begun = time.monotonic()
         assert read_all(sock) == b""
-        assert time.monotonic() - begun < 3
+        assert time.monotonic() - begun < 8, "at the default limits it takes 10 s"
 
 
 def test_connections_are_bounded() -> None:

@@ -52,6 +52,7 @@ def test_hands_the_settings_over_and_ends_the_process_by_closing_its_input(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve_with(OBEDIENT, tmp_path, monkeypatch)
+    monkeypatch.setattr(local_model, "_STOP_TIMEOUT_S", 60.0)
     with LocalModel(weights, slots=3, context_per_slot=256, threads=2) as model:
         assert (model.base_url, model.model) == ("http://127.0.0.1:1/v1", "tiny.Q4")
         told = weights.read_text()

@@ -63,6 +63,7 @@ def read(path: Path) -> list[str]:
             "unknown reason 'mood'",
         ),
         ([HEADER, '{"type":"group","group":"g","task_id":"t","size":0}'], 2, "has size 0"),
+        ([HEADER, '{"type":"group","group":"g","task_id":"t","size":1000000000}'], 2, "from 1 to 100,000"),
         ([HEADER, "broken", GROUP], 2, "not an event of a trace"),
         ([HEADER, "broken", "broken"], 2, "not an event of a trace"),
         ([HEADER, GROUP.replace("}", ',"colour":"red"}'), GROUP], 2, "unknown field `colour`"),

@@ -8,14 +8,20 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from selective_rollout.errors import TraceError
+from selective_rollout.errors import GroupError, SelectiveRolloutError, TraceError
 from selective_rollout.gate.config import GateConfig
+from selective_rollout.gate.group import GroupGate
+from selective_rollout.trace.group_log import GroupLog
 from selective_rollout.trace.reader import ReadReport, read_groups
-from selective_rollout.trace.recorder import Recorder
+from selective_rollout.trace.recorder import Recorder, log_of
 from selective_rollout.types import RolloutStatus, Usage
 
 
@@ -50,6 +56,22 @@ def test_a_rule_turns_the_recorder_into_a_watched_loop(tmp_path: Path) -> None:
     assert [decision.fires for decision in recorded.decisions] == [True]
     assert recorded.end is not None
     assert (recorded.end.cut_at, recorded.end.would_cut_at) == (None, 2)
+
+
+def test_a_driver_that_writes_the_end_itself_takes_a_log(tmp_path: Path) -> None:
+    for recorder in (None, Recorder(tmp_path / "t.jsonl", record_observations=True)):
+        gate = GroupGate(GateConfig(start_step=1), 2, group_id="g")
+        log = log_of(recorder, "g", attempt=2, gate=gate)
+        log.begin(size=2, task_id="g")
+        for rollout in (0, 1):
+            log.step(rollout, "look", observation="a desk")
+        log.end(outcome="drop", cut_at=1)
+        assert gate.fired is not None, "watched, whether or not anybody writes"
+    [recorded] = read_groups(tmp_path)
+    assert recorded.group.attempt == 2
+    assert recorded.group.rollouts[0].steps[0].observation == "a desk"
+    assert recorded.end is not None
+    assert (recorded.end.outcome, recorded.end.cut_at) == ("drop", 1)
 
 
 def test_observations_and_completions_stay_out_unless_asked_for(tmp_path: Path) -> None:
@@ -160,6 +182,87 @@ def test_a_killed_writer_leaves_a_valid_trace_that_can_be_appended_to(tmp_path: 
     report = ReadReport()
     assert {r.group.id for r in read_groups(path, report=report)} == {"g", "h"}
     assert len(report.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (
+            lambda group: group.step(0, None),
+            r"this step event cannot be recorded: Expected `str`, got `null`",
+        ),
+        (lambda group: group.step(0, {"tool": "look"}), r"Expected `str`, got `object` - at `\$\.action`"),
+        (lambda group: group.finish(0, 1.0, 42), r"Expected `str \| null`, got `int` - at `\$\.answer`"),
+        (lambda group: group.step(0, "a", is_error=object()), "object is no plain value"),
+        (lambda group: group.step(0, "a", usage={"prompt_tokens": 1}), "usage is a dict: give types.Usage"),
+        (lambda group: group.step(2, "a"), "has rollouts 0 to 1; there is no rollout 2"),
+        (lambda group: group.finish(-1), "there is no rollout -1"),
+        (lambda group: group.step(1, "late"), "rollout 1 of group 'g' has already ended"),
+        (lambda group: group.fail(1, "timeout"), "rollout 1 of group 'g' has already ended"),
+    ],
+)
+def test_what_no_reader_would_take_is_refused_and_the_rest_stays_readable(
+    tmp_path: Path, wrong: Callable[[GroupLog], object], message: str
+) -> None:
+    with Recorder(tmp_path) as recorder, recorder.group("g", 2) as group:
+        group.step(0, "look")
+        group.finish(1, 0.0)
+        with pytest.raises(SelectiveRolloutError, match=message):
+            wrong(group)
+        group.step(0, "open")
+        group.finish(0, 1.0)
+    [recorded] = read_groups(tmp_path)
+    assert recorded.group.rollouts[0].actions == ("look", "open")
+    assert [rollout.reward for rollout in recorded.group.rollouts] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("begin", "message"),
+    [
+        ({"group_id": "g"}, "group 'g' was recorded before: every group needs an id of its own"),
+        ({"group_id": 5}, r"this group event cannot be recorded: Expected `str`, got `int` - at `\$\.group`"),
+        ({"group_id": "h", "size": 0}, "group 'h' has size 0: give one from 1 to 100,000"),
+        ({"group_id": "h", "size": 10**9}, "group 'h' has size 1000000000"),
+        ({"group_id": "h", "sampling": [{"seed": 1}]}, "sampling must be a list of types.SamplingInfo"),
+    ],
+)
+def test_a_group_that_no_reader_would_take_is_refused(
+    tmp_path: Path, begin: dict[str, Any], message: str
+) -> None:
+    with Recorder(tmp_path) as recorder:
+        with recorder.group("g", 2) as group:
+            group.finish(0, 1.0)
+        with (
+            pytest.raises(SelectiveRolloutError, match=message),
+            recorder.group(**{"size": 2, **begin}),
+        ):
+            pass
+    assert [recorded.group.id for recorded in read_groups(tmp_path)] == ["g"]
+
+
+def test_a_file_that_is_appended_to_keeps_its_group_ids(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    with Recorder(path) as recorder:
+        with recorder.group("ended", 2) as group:
+            group.finish(0, 1.0)
+        with suppress(KeyboardInterrupt), recorder.group("left", 2):
+            raise KeyboardInterrupt
+    with path.open("a") as file:
+        file.write('{"type":"group","gro')
+    with Recorder(path) as recorder:
+        with pytest.raises(GroupError, match="group 'ended' was recorded before"), recorder.group("ended", 2):
+            pass
+        with recorder.group("left", 2) as group:
+            group.finish(0, 0.0)
+    assert [recorded.group.id for recorded in read_groups(path)] == ["ended", "left"]
+
+
+def test_numpy_scalars_are_plain_values(tmp_path: Path) -> None:
+    with Recorder(tmp_path) as recorder, recorder.group("g", 2, metadata={"level": np.int64(3)}) as group:
+        group.step(np.int64(1), np.str_("look"))  # type: ignore[arg-type]
+    [recorded] = read_groups(tmp_path)
+    assert recorded.group.metadata == {"level": 3}
+    assert [(r.index, r.actions) for r in recorded.group.rollouts] == [(1, ("look",))]
 
 
 def test_usage_is_kept_as_counted(tmp_path: Path) -> None:

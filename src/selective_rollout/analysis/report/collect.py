@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from selective_rollout.analysis.prices import Prices
+from selective_rollout.analysis.reach import Reach
 from selective_rollout.analysis.replay import replay
 from selective_rollout.analysis.report.enforced import Enforced
 from selective_rollout.analysis.report.inside import InsideSteps, book
@@ -125,6 +126,7 @@ class ReportData:
     gates: tuple[NamedGate, ...]
     """The first one is what the page's controls start from."""
     overview: Overview
+    reach: Reach
     population: Population
     basis: Basis
     enforced: Enforced | None
@@ -150,6 +152,7 @@ class ReportData:
             "problems": self.read.problems,
             "overview": self.overview.to_dict(),
             "basis": self.basis,
+            "reach": self.reach.to_dict(self.gates[0].rule.start_step),
             "kinds": {
                 kind: {"groups": totals.groups, "steps": totals.steps, "tokens": totals.known_tokens}
                 for kind, totals in sorted(population.kinds.items())
@@ -221,6 +224,7 @@ class _Collector:
         self, gates: tuple[NamedGate, ...], most_rows: int, most_trees: int, prices: Prices | None
     ) -> None:
         self.overview = Overview()
+        self._reach = Reach()
         self._gates = gates
         self._untouched = Population(gates, prices)
         self._kept = Population(gates, prices)
@@ -237,6 +241,8 @@ class _Collector:
         group = recorded.group
         label = group_label(group)
         self.overview.add(recorded, label)
+        if recorded.end is not None:
+            self._reach.add(recorded)
         self._pending.append(_Waiting(recorded, label, self._history_of(recorded), self._history_p_of(group)))
         self._pending_steps += sum(len(rollout.steps) for rollout in group.rollouts)
         if recorded.begin.mode == "enforce" and recorded.end is not None:
@@ -271,6 +277,7 @@ class _Collector:
             read=report,
             gates=self._gates,
             overview=self.overview,
+            reach=self._reach,
             population=self._untouched if basis == "untouched" else self._kept,
             basis=basis,
             enforced=self._enforced if self._enforced.groups else None,

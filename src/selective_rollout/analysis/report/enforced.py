@@ -7,7 +7,6 @@ the groups that were stopped and have no ending of their own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -50,11 +49,12 @@ class AuditEstimates:
 
     def to_dict(self) -> dict[str, object]:
         """Plain data for JSON output."""
+        false_cut_rate, wrong_cut_share = self.false_cut_rate, self.wrong_cut_share
         return {
             "audit_rate": self.audit_rate,
             "audited_would_be_cuts": self.audited,
-            "false_cut_rate": _rate_dict(self.false_cut_rate),
-            "wrong_cut_share": _rate_dict(self.wrong_cut_share),
+            "false_cut_rate": None if false_cut_rate is None else false_cut_rate.to_dict(),
+            "wrong_cut_share": None if wrong_cut_share is None else wrong_cut_share.to_dict(),
             "steps_not_generated_lossless": self.lossless.to_dict(),
             "steps_not_generated_lossy": self.lossy.to_dict(),
             "money_not_spent": None
@@ -195,14 +195,3 @@ class Enforced:
             },
             "estimated_from_audits": None if estimates is None else estimates.to_dict(),
         }
-
-
-def _rate_dict(rate: AuditedRate | None) -> Mapping[str, object] | None:
-    if rate is None:
-        return None
-    return {
-        "value": rate.value,
-        "hits": rate.hits,
-        "trials": rate.trials,
-        "interval_95": [rate.interval.low, rate.interval.high],
-    }

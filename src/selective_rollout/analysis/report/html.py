@@ -23,7 +23,17 @@ try:
 except ImportError:
     raise MissingExtraError("analysis", "jinja2") from None
 
-_SCRIPTS: Final = ("data.js", "elements.js", "state.js", "curves.js", "list.js", "tree.js", "main.js")
+_STYLES: Final = ("base.css", "page.css")
+_SCRIPTS: Final = (
+    "data.js",
+    "elements.js",
+    "state.js",
+    "curves.js",
+    "group_list.js",
+    "list.js",
+    "tree.js",
+    "main.js",
+)
 _KIND_ORDER: Final = ("all_fail", "all_success", "constant", "mixed", "unknown")
 _GATE_ROWS: Final = ("precision", "loss", "lossless", "lossy", "efficiency")
 _TILES: Final = (
@@ -71,6 +81,7 @@ def render_page(data: ReportData, extras: Extras | None = None) -> str:
         rule=words.rule_text,
         value=words.value_text,
         counts=words.counts_text,
+        spread=words.spread_text,
         money=money_text,
     )
     environment.globals.update(
@@ -109,7 +120,7 @@ def _context(data: ReportData, extras: Extras) -> dict[str, Any]:
         "sweep": extras.sweep,
         "pareto": _pareto(extras.sweep.points) if extras.sweep is not None else None,
         "payload": to_safe_json(page_payload(data)),
-        "style": _resource("page.css"),
+        "style": "\n".join(map(_resource, _STYLES)),
         "script": "\n".join(map(_resource, _SCRIPTS)),
     }
 

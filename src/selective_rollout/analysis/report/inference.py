@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from selective_rollout.analysis.accounting import Amount, Rate, survivor_of
+from selective_rollout.analysis.accounting import Amount, survivor_of
 from selective_rollout.analysis.inference import (
     SCHEDULES,
     ExactVote,
@@ -16,6 +16,7 @@ from selective_rollout.analysis.inference import (
     vote_of,
 )
 from selective_rollout.analysis.prices import Prices
+from selective_rollout.analysis.rates import Rate
 from selective_rollout.types import Group
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from selective_rollout.analysis.accounting import Rate
+from selective_rollout.analysis.rates import CutCounts
 from selective_rollout.analysis.report.quantities import Sums, TaskBootstrap
 from selective_rollout.analysis.stream_cuts import describe_rule, look_at, rule_of
 from selective_rollout.gate.streaming import StreamRule
@@ -16,7 +16,7 @@ _PARTS: Final = ("symbols", "lossless", "lossy")
 
 
 @dataclass(slots=True)
-class InsideSteps:
+class InsideSteps(CutCounts):
     """Running totals of one stream rule.
 
     Shares and savings are measured on the groups that ran on whatever the rule said: observed or audited.
@@ -27,17 +27,8 @@ class InsideSteps:
     """Groups that were really cut inside a step."""
     groups: int = 0
     """Groups that ran on."""
-    unknown: int = 0
-    """Of these, those without a label."""
     never_checked: int = 0
     """Groups whose streams ended before the first position, or were not compared."""
-    zero_variance: int = 0
-    signal: int = 0
-    right: int = 0
-    """Would-be cuts of zero-variance groups."""
-    wrong: int = 0
-    """Would-be cuts of signal-bearing groups."""
-    unknown_cuts: int = 0
     counted: bool = True
     """Whether it is known of every group how much it generated."""
     sums: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_PARTS, 0))
@@ -51,16 +42,7 @@ class InsideSteps:
             return
         self.groups += 1
         self.never_checked += not look.was_checked
-        cut = look.cut_at is not None
-        if look.zero_variance is None:
-            self.unknown += 1
-            self.unknown_cuts += cut
-        elif look.zero_variance:
-            self.zero_variance += 1
-            self.right += cut
-        else:
-            self.signal += 1
-            self.wrong += cut
+        self.count(look.zero_variance, look.cut_at is not None)
         self.counted &= look.symbols is not None
         values = {"symbols": look.symbols or 0}
         if look.zero_variance is not None:
@@ -78,21 +60,6 @@ class InsideSteps:
     def unit(self) -> str:
         """What was not generated is counted in these."""
         return "tokens" if self.rule.level == "token" else "characters"
-
-    @property
-    def base_rate(self) -> Rate:
-        """Share of zero variance among the labelled groups: the precision of cutting blindly."""
-        return Rate(self.zero_variance, self.zero_variance + self.signal)
-
-    @property
-    def precision(self) -> Rate:
-        """Share of zero variance among the labelled would-be cuts."""
-        return Rate(self.right, self.right + self.wrong)
-
-    @property
-    def loss(self) -> Rate:
-        """Share of the signal-bearing groups that would have been cut."""
-        return Rate(self.wrong, self.signal)
 
     def avoided(self, part: str) -> int | None:
         """Symbols that cuts would have left ungenerated, "lossless" or "lossy"; None if that is unknown."""

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
-from selective_rollout.analysis.accounting import Accounting, Amount, Rate, survivor_of
+from selective_rollout.analysis.accounting import Accounting, Amount, survivor_of
 from selective_rollout.analysis.prices import Prices
+from selective_rollout.analysis.rates import Rate
 from selective_rollout.analysis.report.inference import AnswerTotals
 from selective_rollout.analysis.report.quantities import Quantity, Sums, TaskBootstrap, counted_share, hull
 from selective_rollout.gate.config import GateConfig

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from selective_rollout.analysis.accounting import Rate
+from selective_rollout.analysis.rates import Rate
 from selective_rollout.analysis.resampling import task_weights
 from selective_rollout.errors import MissingExtraError
 from selective_rollout.stats import Interval

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from selective_rollout.analysis.accounting import survivor_of
+from selective_rollout.analysis.accounting import survivor_of, was_stopped
 from selective_rollout.analysis.report.timeline import Timeline
 from selective_rollout.analysis.report.tree import Branch, action_tree
 from selective_rollout.rewards import GroupKind, GroupLabel
@@ -76,8 +76,7 @@ def group_row(
 
 def is_selected(recorded: RecordedGroup) -> bool:
     """Whether an enforcing gate had a say in how far the group ran."""
-    stopped = any(rollout.status is RolloutStatus.CUT for rollout in recorded.group.rollouts)
-    return stopped or (recorded.begin.mode == "enforce" and not recorded.begin.audit)
+    return was_stopped(recorded.group) or (recorded.begin.mode == "enforce" and not recorded.begin.audit)
 
 
 def group_tree(group: Group) -> Branch:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from selective_rollout.analysis.report.collect import ReportData
 from selective_rollout.analysis.report.diff import Change
+from selective_rollout.analysis.report.enforced import Enforced
 from selective_rollout.analysis.report.quantities import Quantity
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.stats import Interval
@@ -44,6 +45,8 @@ def significant(value: float | None, signed: bool = False) -> str:
 
 def value_text(quantity: Quantity) -> str:
     """The value alone."""
+    if quantity.counts is not None and not quantity.counts[1]:
+        return "none to count"
     return percent(quantity.value) if quantity.is_share else significant(quantity.value)
 
 
@@ -58,7 +61,15 @@ def interval_text(interval: Interval | None, is_share: bool) -> str:
 
 def counts_text(quantity: Quantity) -> str:
     """`93 of 200`, or nothing."""
-    return f"{quantity.counts[0]:,} of {quantity.counts[1]:,}" if quantity.counts is not None else ""
+    counts = quantity.counts
+    return f"{counts[0]:,} of {counts[1]:,}" if counts is not None and counts[1] else ""
+
+
+def spread_text(quantity: Quantity) -> str:
+    """Its interval, or why there is none; nothing where nothing could be counted."""
+    if quantity.counts is not None and not quantity.counts[1]:
+        return ""
+    return interval_text(quantity.interval, quantity.is_share)
 
 
 def change_text(change: Change) -> tuple[str, str]:
@@ -89,17 +100,23 @@ def rule_text(rule: GateConfig) -> str:
 
 
 def lead(data: ReportData) -> list[str]:
-    """What a reader should know first: the waste, and whether the gate is worth anything."""
+    """What a reader should know first: the waste, whether the gate is worth anything, and what it did."""
+    did = [_on_what_it_did(data.enforced)] if data.enforced is not None else []
     named = {quantity.name: quantity for quantity in data.quantities}
     zero, steps = named["zero_variance"], named["zero_variance_steps"]
     if zero.counts is None or not zero.counts[1]:
-        return ["No group has a label: as long as rewards are missing, nobody can tell what was wasted."]
+        unlabelled = "No group has a label: as long as rewards are missing, nobody can tell what was wasted."
+        return [unlabelled, *did]
     hits, trials = zero.counts
+    which, whole = "labelled groups", "all steps"
+    if data.enforced is not None:
+        ran = "ran on whatever the gate said" if data.basis == "untouched" else "the gate let through"
+        which, whole = f"labelled groups that {ran}", "the steps of all such groups"
     waste = (
-        f"{hits:,} of {trials:,} labelled groups ended with equal rewards and took {percent(steps.value)} of "
-        "all steps; a group-centred advantage learns nothing from them."
+        f"{hits:,} of {trials:,} {which} ended with equal rewards and took {percent(steps.value)} of "
+        f"{whole}; a group-centred advantage learns nothing from them."
     )
-    return [waste, _on_the_gate(data, named)]
+    return [waste, _on_the_gate(data, named), *did]
 
 
 def judgement(efficiency: Quantity) -> str:
@@ -209,16 +226,40 @@ def certificate_sentences(certificate: Mapping[str, Any]) -> list[str]:
 
 
 def _on_the_gate(data: ReportData, named: Mapping[str, Quantity]) -> str:
-    account = data.population.accounts[0]
+    account, rule = data.population.accounts[0], data.gates[0].rule
+    gate, shortfall = f"The gate ({rule_text(rule)})", data.reach.shortfall(rule.start_step)
+    beside = "" if shortfall is None else f" But {shortfall}."
     if not account.cuts:
-        return f"The gate ({rule_text(data.gates[0].rule)}) would have cut none of them."
-    unknown = f", {account.unlabelled.groups} of unknown label" if account.unlabelled.groups else ""
-    cut = f"The gate ({rule_text(data.gates[0].rule)}) would have cut {account.cuts:,} groups"
+        if data.reach.is_too_late(rule.start_step):
+            return f"{gate} looks too late: {shortfall}."
+        return f"{gate} would have cut none of them.{beside}"
+    unknown = f", {account.unknown_cuts} of unknown label" if account.unknown_cuts else ""
     return (
-        f"{cut}: {account.right:,} rightly, {account.wrong:,} wrongly{unknown}. It saves "
-        f"{percent(named['lossless'].value)} of the steps losslessly and {percent(named['lossy'].value)} "
-        f"lossily, at the price of {percent(named['loss'].value)} of the signal-bearing groups; "
-        f"{judgement(named['efficiency'])}."
+        f"{gate} would have cut {account.cuts:,} groups: {account.right:,} rightly, {account.wrong:,} "
+        f"wrongly{unknown}. It saves {percent(named['lossless'].value)} of the steps losslessly and "
+        f"{percent(named['lossy'].value)} lossily, {_price(named)}.{beside}"
+    )
+
+
+def _price(named: Mapping[str, Quantity]) -> str:
+    """What the cuts cost; without a signal-bearing group nobody knows."""
+    loss = named["loss"].value
+    if loss is None:
+        return "and what that costs is unknown: no signal-bearing group was observed that it could lose"
+    return f"at the price of {percent(loss)} of the signal-bearing groups; {judgement(named['efficiency'])}"
+
+
+def _on_what_it_did(enforced: Enforced) -> str:
+    did = f"The gate that was on really stopped {enforced.stopped:,} of {enforced.groups:,} groups."
+    if enforced.stopped == enforced.cuts["vote"]:  # an exact vote costs nothing that audits could show
+        return did
+    estimates = enforced.estimates
+    share = None if estimates is None else estimates.wrong_cut_share
+    if share is None:
+        return f"{did} No labelled would-be cut was audited, so what that cost is unknown."
+    return (
+        f"{did} By the audits {percent(share.value)} of the cuts were signal-bearing "
+        f"({share.hits:,} of {share.trials:,}; 95% {interval_text(share.interval, True)})."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,27 +12,26 @@ from typing import Any, Final
 from selective_rollout.draws import is_audited
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.outcome import GroupOutcome
+from selective_rollout.engine.past import past_of, remember
 from selective_rollout.engine.rule import (
     GateFile,
-    WorkloadWarning,
     accepted_rule,
     warn_about,
     warn_of_alarm,
+    warn_of_workload,
 )
 from selective_rollout.engine.training.group import TrainingGroup
 from selective_rollout.engine.training.meter import Meter
 from selective_rollout.errors import ConfigError
 from selective_rollout.gate.audit import ALARM_LEVEL, Seen
-from selective_rollout.gate.certificate import Workload, workload_differences
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.group import GroupGate
 from selective_rollout.gate.history import PromptHistory
 from selective_rollout.gate.schedule import AuditedController, Schedule, tau_at
-from selective_rollout.trace.group_log import GroupLog
-from selective_rollout.trace.recorder import Recorder, writer_of
+from selective_rollout.trace.recorder import Recorder, log_of
 from selective_rollout.types import Hold, Mode, SamplingInfo
 
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 
 
 class TrainingGate:
@@ -75,6 +75,7 @@ class TrainingGate:
             mode=mode, hold=hold, audit_rate=audit_rate, hold_timeout_s=hold_timeout_s, seed=seed
         )
         # The size of the groups is known once the first one is opened; it is held against the workload then.
+        _require_kinds(rule, schedule=schedule, history=history, recorder=recorder)
         self._accepted = accepted = accepted_rule(rule, replace(config, mode="observe"), certified=certified)
         self.rule = accepted.rule
         _require_training(self.rule, history, skip_probability, skip_last)
@@ -82,8 +83,7 @@ class TrainingGate:
             warn_about(self.rule, replace(config, max_steps=self.rule.start_step), accepted.certified)
         self.history = history
         self.meter = Meter(1.0 if mode == "observe" else audit_rate or None)
-        certificate = accepted.certificate
-        self.alarm = certificate.alarm(audit_rate) if certificate is not None and mode == "enforce" else None
+        self.alarm = accepted.alarm(config)
         self._schedule = schedule
         self._skip_probability = skip_probability
         self._skip_last = skip_last or self.rule.history_mixed
@@ -154,15 +154,18 @@ class TrainingGate:
         size: int,
         *,
         task_id: str | None = None,
+        recorded_as: str | None = None,
         sampling: Sequence[SamplingInfo] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> TrainingGroup:
         """Begin a group.
 
         Args:
-            group_id: explicit identity, unique over the run; never the prompt text.
+            group_id: explicit identity, unique over the run; never the prompt text. Audits are drawn by it.
             size: rollouts of the group.
             task_id: the prompt's own identity, which it keeps over epochs; the group id by default.
+            recorded_as: its id in the trace, where the group id comes again in a restarted run; the group id
+                by default.
             sampling: declared sampling facts, one per rollout.
             metadata: declared facts, e.g. strata.
 
@@ -171,17 +174,18 @@ class TrainingGate:
         """
         task_id = task_id or group_id
         stratum_tau = self._accepted.tau_for(metadata)
+        past = past_of(self.history, self.rule, task_id, size)
         gate = GroupGate(
             self.rule,
             size,
             group_id=group_id,
             sampling=sampling,
-            history=self._last_rewards(task_id),
-            history_p=self._p_zero_variance(task_id, size),
+            history=past.rewards,
+            history_p=past.p_zero_variance,
             tau=self.tau if stratum_tau is None else min(self.tau, stratum_tau),
         )
         self._check_size(size)
-        log = self._log(gate)
+        log = log_of(self._recorder, recorded_as or group_id, gate=gate)
         enforce = self.enforcing
         audited = enforce and is_audited(self._config.seed, group_id, self._config.audit_rate)
         version = None if self._policy_version is None else str(self._policy_version)
@@ -191,7 +195,7 @@ class TrainingGate:
             mode="enforce" if enforce else "observe",
             policy_version=version,
             sampling=sampling,
-            history=self._last_rewards(task_id) if self.rule.history_mixed else None,
+            history=past.rewards,
             audit=audited if enforce else None,
             metadata=metadata,
         )
@@ -221,23 +225,37 @@ class TrainingGate:
             "fallen_back": self._fallen_back,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from an earlier run of the same rule, before the first group is opened.
+    def load_state_dict(self, state: Mapping[str, Any], gone: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Go on from an earlier run, before the first group is opened.
+
+        What is known of the prompts goes on in any case. Totals, alarm and a steered tau belong to a rule, a
+        mode and an audit rate: under others they start anew, and a warning says so.
+
+        Args:
+            state: what `state_dict` of this worker gave.
+            gone: states of workers that are no more; this one takes over their totals.
 
         Raises:
-            ConfigError: the state is of another rule or format, or groups were opened already.
+            ConfigError: the state is of another format, or groups were opened already.
         """
         if self._begun:
             raise ConfigError("training gate: load the state before the first group is opened")
-        self._require_same_rule(state)
-        self.meter = Meter.from_dict(state["meter"])
-        if self.history is not None and state["history"] is not None:
-            self.history.merge(PromptHistory.from_dict(state["history"]))
+        self.merge_history([state])
+        meter = Meter.from_dict(state["meter"])
+        if state["rule"] != self.rule.fingerprint() or meter.audit_rate != self.meter.audit_rate:
+            warnings.warn(
+                "the earlier run had another rule, mode or audit rate: the gate's totals and alarm start "
+                "anew, and what is known of the prompts goes on",
+                stacklevel=2,
+            )
+            return
+        self.meter = meter
+        for each in gone:
+            meter.merge(Meter.from_dict(each["meter"]))
         if isinstance(self._schedule, AuditedController) and state["schedule"] is not None:
             self._schedule.tau = state["schedule"]
         if self.alarm is not None and state["alarm"] is not None:
             self.alarm.load(state["alarm"])
-        self._fallen_back = bool(state["fallen_back"])
 
     def news(self) -> dict[str, Any]:
         """What `merge_history` of other workers wants to know, and that the last call did not hold yet."""
@@ -252,62 +270,35 @@ class TrainingGate:
         }
 
     def merge_history(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Take over what other workers know of the prompts, and whether one of their alarms has rung.
+        """Take over what other workers know of the prompts, and whether the alarm has rung for this rule.
 
         Each worker keeps its own totals and alarm; `Meter.merge` adds totals for a report.
 
         Raises:
-            ConfigError: a state is of another rule or format.
+            ConfigError: a state is of another format.
         """
         for state in states:
-            self._require_same_rule(state)
+            if state.get("training_gate_version") != _FORMAT:
+                raise ConfigError(
+                    f"training gate: state of format {state.get('training_gate_version')!r} is not {_FORMAT}"
+                )
             if self.history is not None and state["history"] is not None:
                 self.history.merge(PromptHistory.from_dict(state["history"]))
-            self._fallen_back = self._fallen_back or bool(state["fallen_back"])
-
-    def _log(self, gate: GroupGate) -> GroupLog:
-        recorder = self._recorder
-        return GroupLog(
-            writer_of(recorder),
-            gate.group_id,
-            gate=gate,
-            record_observations=recorder is not None and recorder.record_observations,
-            record_completions=recorder is not None and recorder.record_completions,
-        )
-
-    def _last_rewards(self, task_id: str) -> tuple[float, ...] | None:
-        if self.history is None or not self.rule.history_mixed:
-            return None
-        return self.history.last(task_id, self.rule.history_mixed)
-
-    def _p_zero_variance(self, task_id: str, size: int) -> float | None:
-        score = self.rule.score
-        if self.history is None or score is None or not score.reads_history:
-            return None
-        return self.history.p_zero_variance(task_id, size)
+            if state["rule"] == self.rule.fingerprint():
+                self._fallen_back = self._fallen_back or bool(state["fallen_back"])
 
     def _check_size(self, size: int) -> None:
         certificate = self._accepted.certificate
         if certificate is None or size in self._sizes or not self.enforcing:
             return
         self._sizes.add(size)
-        for difference in workload_differences(certificate, Workload(group_size=size)):
-            warnings.warn(
-                f"the gate was certified on another workload: {difference}", WorkloadWarning, stacklevel=3
-            )
+        warn_of_workload(certificate, size, stacklevel=3)
 
     def _closed(self, place: int, enforced: bool, policy_version: int | None, outcome: GroupOutcome) -> None:
         as_planned = enforced or self._config.mode == "observe"
         seen = self.meter.add(outcome, self.rule.reward_tolerance, as_planned=as_planned)
         for history in (self.history, self._unshared):
-            if history is not None:
-                history.record(
-                    outcome.group.task_id,
-                    outcome.group.id,
-                    [rollout.reward for rollout in outcome.group.rollouts],
-                    was_cut=not outcome.trainable,
-                    policy_version=policy_version or 0,
-                )
+            remember(history, outcome, policy_version=policy_version or 0)
         if isinstance(self._schedule, AuditedController) and as_planned:
             self._schedule.observe(seen, self.meter.audit_rate)
         self._watch(place, seen if enforced else None)
@@ -318,15 +309,21 @@ class TrainingGate:
         self._fallen_back = True
         warn_of_alarm(self.alarm, stacklevel=4)
 
-    def _require_same_rule(self, state: Mapping[str, Any]) -> None:
-        if state.get("training_gate_version") != _FORMAT:
-            raise ConfigError(
-                f"training gate: state of format {state.get('training_gate_version')!r} is not {_FORMAT}"
-            )
-        if state["rule"] != self.rule.fingerprint():
-            raise ConfigError(
-                f"training gate: the state belongs to rule {state['rule']}, not to {self.rule.fingerprint()}"
-            )
+
+def _require_kinds(rule: object, *, schedule: object, history: object, recorder: object) -> None:
+    for name, value, is_one, wanted in (
+        (
+            "the rule",
+            rule,
+            isinstance(rule, GateConfig | str | os.PathLike),
+            "GateConfig or path of a gate.toml",
+        ),
+        ("schedule", schedule, callable(schedule), "function of progress, such as linear(0.12, 0.04)"),
+        ("history", history, isinstance(history, PromptHistory), "PromptHistory()"),
+        ("recorder", recorder, isinstance(recorder, Recorder), 'Recorder("runs/mine")'),
+    ):
+        if value is not None and not is_one:
+            raise ConfigError(f"training gate: {name} must be a {wanted}, not {value!r}")
 
 
 def _require_training(

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack
 
+from selective_rollout.engine.closing import decided, write_end
 from selective_rollout.engine.hold import GateControl
 from selective_rollout.engine.ledger import Ledger
 from selective_rollout.engine.outcome import GroupOutcome
+from selective_rollout.engine.record import RolloutRecord
 from selective_rollout.errors import GroupError
-from selective_rollout.gate.decision import GateDecision, would_cut_at
+from selective_rollout.gate.decision import GateDecision
 from selective_rollout.gate.group import GroupGate
 from selective_rollout.rewards import parse_reward
 from selective_rollout.trace.group_log import GroupLog, observation_hash
-from selective_rollout.types import Group, Hold, Rollout, RolloutFailure, RolloutStatus, Step, Usage
+from selective_rollout.types import Group, Hold, RolloutFailure, RolloutStatus, Step, Usage
 
 
 class Facts(TypedDict, total=False):
@@ -29,14 +31,8 @@ class Facts(TypedDict, total=False):
 
 
 @dataclass(slots=True)
-class _Member:
-    steps: list[Step] = field(default_factory=list)
-    status: RolloutStatus = RolloutStatus.RUNNING
-    reward: float | None = None
-    answer: str | None = None
-    failure: RolloutFailure | None = None
+class _Member(RolloutRecord):
     overrun: int = 0
-    ledger: Ledger = field(default_factory=Ledger)
     on_stop: Callable[[], None] | None = None
 
 
@@ -73,7 +69,7 @@ class TrainingGroup:
         self._audited = audited
         self._on_close = on_close
         self._outcome: GroupOutcome | None = None
-        self._members = [_Member() for _ in range(gate.size)]
+        self._members = [_Member(i) for i in range(gate.size)]
         self._control = GateControl(
             gate,
             hold=hold,
@@ -206,7 +202,7 @@ class TrainingGroup:
             elif rewards is not None and member.status.ended_normally and member.reward is None:
                 self.score(rollout, rewards[rollout])
         self._outcome = outcome = self._result()
-        self._log.end(outcome=outcome.cut_as, cut_at=outcome.cut_at, late_veto=outcome.late_veto)
+        write_end(self._log, outcome)
         self._on_close(outcome)
         return outcome
 
@@ -245,27 +241,18 @@ class TrainingGroup:
             self.fail(rollout, "left", "the group was closed while this rollout was running")
 
     def _result(self) -> GroupOutcome:
-        verdict = self._control.verdict()
-        rollouts = (
-            Rollout(i, tuple(m.steps), m.status, m.reward, answer=m.answer, failure=m.failure)
-            for i, m in enumerate(self._members)
-        )
         return GroupOutcome(
             group=Group(
                 id=self.id,
                 size=self.size,
-                rollouts=tuple(rollouts),
+                rollouts=tuple(member.rollout for member in self._members),
                 task_id=self.task_id,
                 policy_version=self._policy_version,
                 metadata=self._metadata,
             ),
-            decisions=self._gate.checks,
             ledger=Ledger.of(member.ledger for member in self._members),
-            cut_as="drop" if verdict.stopped else None,
-            cut_at=verdict.cut_at,
-            would_cut_at=would_cut_at(self._gate.fired, verdict.cut_at),
             audited=self._audited,
-            late_veto=verdict.late_veto,
+            **decided(self._gate, self._control.verdict()),
         )
 
     def _member(self, rollout: int) -> _Member:

@@ -17,6 +17,7 @@ from selective_rollout.engine.outcome import GroupOutcome
 from selective_rollout.gate.audit import AuditCounts, AuditedRate, Seen
 from selective_rollout.rewards import group_label
 from selective_rollout.stats import Interval
+from selective_rollout.types import RolloutStatus
 
 
 @dataclass(slots=True)
@@ -74,6 +75,8 @@ class Meter:
     """Groups that ran to their end with zero variance."""
     unlabelled: int = 0
     """Groups that ran to their end, and whose rewards do not tell."""
+    failed: int = 0
+    """Rollouts that infrastructure broke."""
     steps: int = 0
     tokens: int = 0
     """Completion tokens whose count is known."""
@@ -104,6 +107,7 @@ class Meter:
         """
         label = None
         self.groups += 1
+        self.failed += sum(rollout.status is RolloutStatus.FAILED for rollout in outcome.group.rollouts)
         self.steps += sum(len(rollout.steps) for rollout in outcome.group.rollouts)
         self.tokens += outcome.ledger.completion
         self.unknown_tokens += outcome.ledger.unknown_requests
@@ -180,6 +184,7 @@ class Meter:
             "skipped": self.skipped,
             "cut": self.cut,
             "flat": self.flat,
+            "failed": self.failed,
             "cut_rate": self.cut_rate,
             "zero_advantage_share": self.zero_advantage_share,
             "gradient_factor": self.gradient_factor,
@@ -248,6 +253,7 @@ _TOTALS: Final = (
     "signal",
     "flat",
     "unlabelled",
+    "failed",
     "steps",
     "tokens",
     "unknown_tokens",

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, TypeAlias
 
 from selective_rollout.actions import ActionOptions, RawAction, canonicalise, changes_world
-from selective_rollout.actions.parse import calls_from_syntax
+from selective_rollout.actions.parse import calls_from_text
 from selective_rollout.errors import ConfigError
 from selective_rollout.gate.signals.agreement import mean_of_pairs
 from selective_rollout.gate.signals.base import Direction
@@ -69,7 +69,7 @@ class _EffectSignal:
 
     def _effects_of(self, action: str) -> tuple[str, ...]:
         """Return the state-changing calls of a canonical action, or the whole of a state-changing text."""
-        calls = [RawAction((call,)) for call in calls_from_syntax(action)]
+        calls = [RawAction((call,)) for call in calls_from_text(action)]
         if calls:
             return tuple(canonicalise(call) for call in calls if changes_world(call, self._options))
         return (action,) if changes_world(action, self._options) else ()

@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import msgspec
 
+from selective_rollout.actions.read import is_cut_off
 from selective_rollout.errors import PolicyError
 from selective_rollout.integrations.gateway.conversation import Api, as_message
 from selective_rollout.policy.stream import Assembly
 from selective_rollout.policy.usage import read_usage, response_usage
 from selective_rollout.types import Usage
 
-LENGTH: Final = "length"
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _LAST_EVENTS: Final = ("response.completed", "response.incomplete")
 _decode: Final = msgspec.json.Decoder().decode
@@ -34,7 +34,7 @@ class Answer:
     @property
     def is_cut_off(self) -> bool:
         """Whether it ran into its token limit, so that it holds no trustworthy action."""
-        return self.finish_reason == LENGTH
+        return is_cut_off(self.finish_reason)
 
 
 def read_whole(api: Api, body: bytes, n: int) -> Answer | None:
@@ -121,7 +121,7 @@ def _of_response(response: Mapping[str, Any]) -> Answer | None:
         message,
         "".join(text for text in texts if text),
         read_usage(response.get("usage")),
-        LENGTH if status == "incomplete" else "stop",
+        "length" if status == "incomplete" else "stop",
         _text(response.get("id")),
     )
 

@@ -76,8 +76,8 @@ class GatewayConfig:
     origins: frozenset[str] = frozenset()
     """Web pages that may use it; none by default."""
     limits: Limits = field(default_factory=Limits)
-    tau_of: Callable[[Mapping[str, Any]], float] | None = None
-    """A group's own threshold, by its declared metadata."""
+    tau_of: Callable[[Mapping[str, Any]], float | None] | None = None
+    """A group's own threshold, by its declared metadata; None: the rule's."""
     alarm: Alarm | None = None
     """Watches the audits; once it has rung, groups begun later are only observed."""
     record_observations: bool = False

@@ -15,7 +15,8 @@ from typing import Final
 
 _SCRIPTS: Final = ("words.js", "feed.js", "overview.js", "list.js", "detail.js", "main.js")
 _REPORT: Final = "selective_rollout.analysis.report"
-"""Whose page makes elements in the same way."""
+_SHARED: Final = ("elements.js", "group_list.js")
+"""Scripts of the report's page; its `base.css` is shared, too."""
 SHUT: Final[Mapping[str, str]] = {
     "cache-control": "no-store",
     "cross-origin-opener-policy": "same-origin",
@@ -59,7 +60,8 @@ def page_headers() -> Mapping[str, str]:
 
 @cache
 def _parts() -> tuple[str, str]:
-    return _read("live.css"), "\n".join([*map(_read, _SCRIPTS), _read("elements.js", _REPORT)])
+    scripts = [*map(_read, _SCRIPTS), *(_read(name, _REPORT) for name in _SHARED)]
+    return "\n".join([_read("base.css", _REPORT), _read("live.css")]), "\n".join(scripts)
 
 
 def _read(name: str, package: str = __package__) -> str:

@@ -9,11 +9,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from langchain_core.messages import AIMessage, AnyMessage
 
+from selective_rollout.engine.closing import decided
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.hold import GateControl
 from selective_rollout.engine.ledger import Ledger
@@ -22,7 +23,6 @@ from selective_rollout.engine.outcome import GroupOutcome
 from selective_rollout.engine.sampling import SamplingWatch
 from selective_rollout.engine.vote import full_vote
 from selective_rollout.errors import GroupError
-from selective_rollout.gate.decision import would_cut_at
 from selective_rollout.gate.group import GroupGate
 from selective_rollout.integrations.chat_messages import response_id_of
 from selective_rollout.integrations.langchain.member import Member
@@ -185,26 +185,21 @@ class Desk:
         verdict = self._control.verdict()
         survivor = verdict.survivor
         if survivor is not None and self._members[survivor].status is RolloutStatus.CUT:
-            survivor = None  # next in order after one that broke, but closed while that one was interrupted
+            # Next in order after one that broke, but closed while that one was interrupted.
+            verdict = replace(verdict, survivor=None)
+        rollouts = tuple(member.rollout for member in self._members)
         return GroupOutcome(
             group=Group(
                 id=self._gate.group_id,
                 size=self._gate.size,
-                rollouts=tuple(member.rollout for member in self._members),
+                rollouts=rollouts,
                 task_id=self._task_id,
                 metadata=self._metadata,
             ),
-            decisions=self._gate.checks,
             ledger=Ledger.of(member.ledger for member in self._members),
-            cut_as=self._gate.config.outcome if verdict.stopped else None,
-            cut_at=verdict.cut_at,
-            would_cut_at=would_cut_at(self._gate.fired, verdict.cut_at),
             audited=self._audited,
-            late_veto=verdict.late_veto,
-            survivor=survivor,
-            answer=verdict.answer
-            if verdict.stopped
-            else full_vote(self._gate, {member.index: member.answer for member in self._members}),
+            answer=verdict.answer if verdict.stopped else full_vote(self._gate, rollouts),
+            **decided(self._gate, verdict),
         )
 
     @property

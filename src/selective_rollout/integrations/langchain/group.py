@@ -15,7 +15,8 @@ from typing import Any, ParamSpec, Self, TypeVar
 from langgraph.errors import GraphBubbleUp
 
 from selective_rollout.actions import DEFAULT_OPTIONS, ActionOptions
-from selective_rollout.draws import stable_fraction
+from selective_rollout.draws import is_audited
+from selective_rollout.engine.closing import write_end
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.loop import LoopThread
 from selective_rollout.engine.outcome import GroupOutcome
@@ -27,8 +28,7 @@ from selective_rollout.gate.group import GroupGate
 from selective_rollout.integrations.chat_models import FOLLOWING, ModelWatch, has_cache
 from selective_rollout.integrations.langchain.desk import SEAT, Desk, Seat
 from selective_rollout.integrations.langchain.messages import is_interrupted
-from selective_rollout.trace.group_log import GroupLog
-from selective_rollout.trace.recorder import Recorder, writer_of
+from selective_rollout.trace.recorder import Recorder, log_of
 from selective_rollout.types import Hold, Mode, SamplingInfo
 
 T = TypeVar("T")
@@ -160,15 +160,9 @@ class GatedGroup:
         self._samples = samples
         self._outcome: GroupOutcome | None = None
         self._loop: LoopThread | None = None
-        self._log = GroupLog(
-            writer_of(recorder),
-            gate.group_id,
-            gate=gate,
-            record_observations=recorder is not None and recorder.record_observations,
-            record_completions=recorder is not None and recorder.record_completions,
-        )
+        self._log = log_of(recorder, gate.group_id, gate=gate)
         enforced = config.mode == "enforce"
-        audited = enforced and stable_fraction("audit", config.seed, gate.group_id) < config.audit_rate
+        audited = enforced and is_audited(config.seed, gate.group_id, config.audit_rate)
         self._desk = Desk(
             gate,
             self._log,
@@ -276,14 +270,8 @@ class GatedGroup:
         """Close the desk; a block left by Ctrl-C or a cancellation stays unfinished in the trace."""
         outcome = self._desk.close()
         if error is None or isinstance(error, Exception):
-            self._log.end(
-                outcome=outcome.cut_as,
-                cut_at=outcome.cut_at,
-                survivor=outcome.survivor,
-                answer=outcome.answer,
-                late_veto=outcome.late_veto,
-                error=f"{type(error).__name__}: {error}" if error is not None else None,
-            )
+            text = f"{type(error).__name__}: {error}" if error is not None else None
+            write_end(self._log, outcome, error=text)
         return outcome
 
     @contextmanager

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from selective_rollout.actions import canonicalise, read_action
 from selective_rollout.actions.read import is_assistant
 from selective_rollout.engine.config import RunConfig
-from selective_rollout.engine.ledger import Ledger
+from selective_rollout.engine.record import RolloutRecord
 from selective_rollout.engine.sampling import SamplingWatch
 from selective_rollout.gate.decision import GateDecision
 from selective_rollout.integrations.chat_messages import (
@@ -31,10 +31,9 @@ from selective_rollout.integrations.langgraph.messages import (
     reply_of,
     text_of,
 )
-from selective_rollout.policy.usage import sum_usages
 from selective_rollout.rewards import parse_reward
 from selective_rollout.trace.group_log import GroupLog, observation_hash
-from selective_rollout.types import Rollout, RolloutFailure, RolloutStatus, Step, Usage
+from selective_rollout.types import RolloutFailure, RolloutStatus, Step, Usage
 
 
 class Desk(Protocol):
@@ -73,7 +72,7 @@ class _Turn:
     is_reported: bool = False
 
 
-class Account:
+class Account(RolloutRecord):
     """Keeps one rollout's record.
 
     Args:
@@ -83,33 +82,15 @@ class Account:
     """
 
     def __init__(self, index: int, desk: Desk, config: RunConfig) -> None:
-        self.status = RolloutStatus.RUNNING
+        super().__init__(index)
         self.out_of_steps = False
         """The last action allowed was chosen; it is not carried out."""
-        self.ledger = Ledger()
         self.watch = ModelWatch(index, desk.samples)
-        self._index = index
         self._desk = desk
         self._config = config
         self._conversation = Conversation()
-        self._steps: list[Step] = []
         self._turn: _Turn | None = None
-        self._reward: float | None = None
-        self._answer: str | None = None
-        self._failure: RolloutFailure | None = None
         self._overrun = 0
-
-    @property
-    def rollout(self) -> Rollout:
-        """The record so far."""
-        return Rollout(
-            self._index,
-            tuple(self._steps),
-            self.status,
-            self._reward,
-            answer=self._answer,
-            failure=self._failure,
-        )
 
     @property
     def is_cut_off(self) -> bool:
@@ -147,12 +128,12 @@ class Account:
         Raises:
             RewardError: the reward is no number.
         """
-        where = f"group {self._desk.log.group_id!r} rollout {self._index}"
-        self._reward, self._answer = parse_reward(reward, where=where), answer
+        where = f"group {self._desk.log.group_id!r} rollout {self.index}"
+        self.reward, self.answer = parse_reward(reward, where=where), answer
         last: str | None = None
         if not truncated and (self._turn is None or self._turn.acts):
             self._close_turn()
-            if self._steps or answer is not None:
+            if self.steps or answer is not None:
                 last = self._write(final_action(answer, self._config.actions))
         elif self._turn is not None and not self._turn.is_reported:
             if not truncated:
@@ -162,11 +143,11 @@ class Account:
         self._close_turn()
         self.status = RolloutStatus.TRUNCATED if truncated else RolloutStatus.FINISHED
         if last is not None:
-            self._tell(len(self._steps), last)
+            self._tell(len(self.steps), last)
         self._desk.check_sampling()
         decision = self._desk.log.finish(
-            self._index,
-            self._reward,
+            self.index,
+            self.reward,
             answer,
             truncated=truncated,
             last_action=last,
@@ -177,9 +158,9 @@ class Account:
     def fail(self, kind: str, message: str) -> None:
         """Something broke that is no behaviour of the model."""
         self._close_turn()
-        self.status, self._failure = RolloutStatus.FAILED, RolloutFailure(kind, message)
-        lost = self._lost()
-        decision = self._desk.log.fail(self._index, kind, message, lost=lost, overrun=self._overrun)
+        self.status, self.failure = RolloutStatus.FAILED, RolloutFailure(kind, message)
+        self._lose_requests()
+        decision = self._desk.log.fail(self.index, kind, message, lost=self.lost_usage, overrun=self._overrun)
         self._leave(decision, failed=True)
 
     def interrupt(self, asks: str) -> None:
@@ -195,28 +176,29 @@ class Account:
         """
         self._close_turn()
         self.status = RolloutStatus.CUT
-        self._desk.log.cut(self._index, lost=self._lost(), overrun=self._overrun)
+        self._lose_requests()
+        self._desk.log.cut(self.index, lost=self.lost_usage, overrun=self._overrun)
         if is_lost:
-            self._desk.ended(self._index, failed=True, answer=None)
+            self._desk.ended(self.index, failed=True, answer=None)
         self._emit_end()
 
     def _begin_turn(self, message: Any, *, late: bool, replayed: bool) -> None:
         usage = self._book(message, late=late)
         self._close_turn()
-        if len(self._steps) >= self._config.max_steps:
+        if len(self.steps) >= self._config.max_steps:
             self.out_of_steps = True
             return
         options = self._config.actions
         raw = read_action(message, options)
         self._turn = _Turn(message, canonicalise(raw, options), acts(raw, options), usage, replayed)
-        self.out_of_steps = self._turn.acts and len(self._steps) + 1 >= self._config.max_steps
+        self.out_of_steps = self._turn.acts and len(self.steps) + 1 >= self._config.max_steps
         if self._turn.acts and not self.out_of_steps:
             self._report(self._turn)
 
     def _book(self, message: Any, *, late: bool) -> Usage:
         """Count a message's tokens; several messages of one response share theirs, which count once."""
         usage, name = usage_of(message), response_id_of(message)
-        self._desk.samples.sampled(self._index, name)
+        self._desk.samples.sampled(self.index, name)
         turn = self._turn
         if name is not None and turn is not None and response_id_of(turn.message) == name:
             if not turn.replies:
@@ -230,9 +212,9 @@ class Account:
     def _report(self, turn: _Turn) -> None:
         """Tell the gate of the newest action, which the trace does not hold yet."""
         turn.is_reported = True
-        self._tell(len(self._steps) + 1, turn.action)
+        self._tell(len(self.steps) + 1, turn.action)
         self._desk.check_sampling()
-        self._desk.note(self._desk.log.report(self._index, turn.action))
+        self._desk.note(self._desk.log.report(self.index, turn.action))
 
     def _close_turn(self) -> None:
         """Write the newest step, whose reply is complete."""
@@ -246,7 +228,7 @@ class Account:
     def _write(self, action: str, turn: _Turn | None = None) -> str:
         reply, is_error = reply_of(turn.replies) if turn is not None else (None, None)
         step = Step(
-            index=len(self._steps) + 1,
+            index=len(self.steps) + 1,
             action=action,
             completion=text_of(turn.message) if turn is not None else None,
             observation=reply,
@@ -255,26 +237,25 @@ class Account:
             usage=turn.usage if turn is not None else None,
             finish_reason=finish_reason_of(turn.message) if turn is not None else None,
         )
-        self._steps.append(step)
-        self._desk.log.write_step(self._index, step, replayed=turn is not None and turn.is_replayed)
+        self.steps.append(step)
+        self._desk.log.write_step(self.index, step, replayed=turn is not None and turn.is_replayed)
         return action
 
-    def _lost(self) -> Usage | None:
-        """Tokens of requests that were under way when the rollout ended: asked for, and never counted."""
-        lost = [Usage() for _ in self.watch.requests]
-        for usage in lost:
-            self.ledger.add(usage)
-        return sum_usages(lost) if lost else None
+    def _lose_requests(self) -> None:
+        """Book those that were under way when the rollout ended: asked for, and never counted."""
+        for _ in self.watch.requests:
+            self.lost.append(Usage())
+            self.ledger.add(Usage())
 
     def _leave(self, decision: GateDecision | None, *, failed: bool) -> None:
-        self._desk.ended(self._index, failed=failed, answer=self._answer)
+        self._desk.ended(self.index, failed=failed, answer=self.answer)
         self._desk.note(decision)
         self._emit_end()
 
     def _tell(self, step: int, action: str) -> None:
         self._desk.emit(
             GroupEvent(
-                type="step", group_id=self._desk.log.group_id, rollout=self._index, step=step, action=action
+                type="step", group_id=self._desk.log.group_id, rollout=self.index, step=step, action=action
             )
         )
 
@@ -283,7 +264,7 @@ class Account:
             GroupEvent(
                 type="rollout_end",
                 group_id=self._desk.log.group_id,
-                rollout=self._index,
+                rollout=self.index,
                 status=self.status,
             )
         )

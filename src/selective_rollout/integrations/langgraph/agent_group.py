@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from selective_rollout.engine.closing import decided, write_end
 from selective_rollout.engine.hold import Control, GateControl
 from selective_rollout.engine.ledger import Ledger
+from selective_rollout.engine.past import remember
 from selective_rollout.engine.sampling import SamplingWatch
 from selective_rollout.engine.vote import VoteControl, full_vote
-from selective_rollout.gate.decision import GateDecision, Reason, would_cut_at
+from selective_rollout.gate.decision import GateDecision, Reason
 from selective_rollout.gate.group import GroupGate
 from selective_rollout.integrations.chat_models import has_cache
 from selective_rollout.integrations.langgraph.account import Account
@@ -23,7 +25,7 @@ from selective_rollout.integrations.langgraph.state import GroupStatus, Plain
 from selective_rollout.integrations.langgraph.threads import thread_of
 from selective_rollout.integrations.langgraph.tracing import GroupTracing
 from selective_rollout.trace.group_log import GroupLog
-from selective_rollout.trace.recorder import writer_of
+from selective_rollout.trace.recorder import log_of
 from selective_rollout.types import Group, Rollout, RolloutFailure, RolloutStatus
 
 
@@ -93,7 +95,7 @@ class AgentGroup:
         self._to_recall = set(range(config.group_size)) if start.is_resume else set()
         self._recalled = asyncio.Event()
         self._drives = [
-            Drive(Account(index, self, config), index, identity.group_id, setup, start, self, slots)
+            Drive(Account(index, self, config), identity.group_id, setup, start, self, slots)
             for index in range(config.group_size)
         ]
 
@@ -221,15 +223,9 @@ class AgentGroup:
         )
 
     def _begin_log(self) -> GroupLog:
-        identity, recorder, config = self._identity, self._rules.recorder, self._setup.config
-        log = GroupLog(
-            writer_of(None if self._record.is_done else recorder),
-            identity.group_id,
-            attempt=identity.attempt,
-            gate=self._gate,
-            record_observations=recorder is not None and recorder.record_observations,
-            record_completions=recorder is not None and recorder.record_completions,
-        )
+        identity, config = self._identity, self._setup.config
+        recorder = None if self._record.is_done else self._rules.recorder
+        log = log_of(recorder, identity.group_id, attempt=identity.attempt, gate=self._gate)
         log.begin(
             size=config.group_size,
             task_id=identity.task_id,
@@ -269,14 +265,8 @@ class AgentGroup:
                 attempt=identity.attempt,
                 metadata=identity.metadata,
             ),
-            decisions=self._gate.checks,
             ledger=Ledger.of(drive.account.ledger for drive in self._drives),
-            cut_as=self._rules.gate.outcome if verdict.stopped else None,
-            cut_at=verdict.cut_at,
-            would_cut_at=would_cut_at(self._gate.fired, verdict.cut_at),
             audited=identity.audited,
-            late_veto=verdict.late_veto,
-            survivor=verdict.survivor,
             answer=verdict.answer if verdict.stopped else await self._full_answer(rollouts),
             status=_status(rollouts, stopped=verdict.stopped),
             ledgers=tuple(drive.account.ledger for drive in self._drives),
@@ -284,6 +274,7 @@ class AgentGroup:
             states=tuple(drive.state for drive in self._drives),
             interrupts={i: drive.interrupts for i, drive in enumerate(self._drives) if drive.interrupts},
             messages_key=self._setup.messages_key,
+            **decided(self._gate, verdict),
         )
         await self._end(result)
         return result
@@ -294,23 +285,12 @@ class AgentGroup:
         self._settle()
         if not result.interrupts:
             self._record.close()
-        await (
-            self._record.saved()
-        )  # first, since a trace in which a group goes on after its end is unreadable
+        # Stored first, since a trace in which a group goes on after its end is unreadable.
+        await self._record.saved()
         if was_done or result.interrupts:
             return
-        self.log.end(
-            outcome=result.cut_as,
-            cut_at=result.cut_at,
-            survivor=result.survivor,
-            answer=result.answer,
-            late_veto=result.late_veto,
-        )
-        if self._rules.history is not None:
-            rewards = [rollout.reward for rollout in result.rollouts]
-            self._rules.history.record(
-                result.group.task_id, result.group.id, rewards, was_cut=not result.trainable
-            )
+        write_end(self.log, result)
+        remember(self._rules.history, result)
 
     async def _full_answer(self, rollouts: Sequence[Rollout]) -> str | None:
         """The answer of a group that ran to its end: the aggregate's, else a vote's; none in training."""
@@ -321,7 +301,7 @@ class AgentGroup:
                 self._rules.aggregate([rollout for rollout in rollouts if rollout.status.ended_normally])
             )
             return None if answer is None else str(answer)
-        return full_vote(self._gate, {rollout.index: rollout.answer for rollout in rollouts})
+        return full_vote(self._gate, rollouts)
 
 
 def _status(rollouts: Sequence[Rollout], *, stopped: bool) -> GroupStatus:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from selective_rollout.draws import sampling_seed
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.group import GroupGate
@@ -24,9 +23,8 @@ from selective_rollout.integrations.langgraph.state import (
     steps_of,
     usage_of,
 )
-from selective_rollout.trace.group_log import GroupLog
-from selective_rollout.trace.recorder import Recorder, writer_of
-from selective_rollout.types import RolloutStatus, SamplingInfo
+from selective_rollout.trace.recorder import Recorder, log_of
+from selective_rollout.types import RolloutStatus
 
 
 class Book:
@@ -50,12 +48,7 @@ class Book:
         attempt: int,
         history: PromptHistory | None = None,
     ) -> None:
-        sampling = [
-            SamplingInfo(
-                seed=sampling_seed(config.seed, group["group_id"], i), temperature=config.temperature
-            )
-            for i in range(config.group_size)
-        ]
+        sampling = config.sampling_of(group["group_id"])
         self.attempt = attempt
         past: Plain = group["settings"]["past"]
         self.gate = GroupGate(
@@ -69,14 +62,7 @@ class Book:
         )
         self._history = history
         self._task_id = group["task_id"]
-        self._log = GroupLog(
-            writer_of(recorder),
-            group["group_id"],
-            attempt=attempt,
-            gate=self.gate,
-            record_observations=recorder is not None and recorder.record_observations,
-            record_completions=recorder is not None and recorder.record_completions,
-        )
+        self._log = log_of(recorder, group["group_id"], attempt=attempt, gate=self.gate)
         self._written = [0] * config.group_size
         self._told = [0] * config.group_size
         self._ended: set[int] = set()

@@ -22,6 +22,7 @@ from langgraph.runtime import RunControl
 from langgraph.types import Command, Durability, StreamMode
 
 from selective_rollout.engine.config import RunConfig
+from selective_rollout.engine.hold import off_the_clock
 from selective_rollout.errors import ConfigError
 from selective_rollout.integrations.langgraph import threads
 from selective_rollout.integrations.langgraph.account import Account
@@ -96,7 +97,6 @@ class Drive:
 
     Args:
         account: the rollout's record.
-        index: of the rollout.
         group_id: the group.
         setup: what all groups share.
         start: what this run begins with.
@@ -107,7 +107,6 @@ class Drive:
     def __init__(
         self,
         account: Account,
-        index: int,
         group_id: str,
         setup: Setup,
         start: Start,
@@ -117,14 +116,14 @@ class Drive:
         self.account = account
         self.state: Any = None
         self.interrupts: tuple[Any, ...] = ()
-        self._index = index
+        self._index = account.index
         self._group_id = group_id
         self._setup = setup
         self._start = start
         self._desk = desk
         self._slots = slots
         self._control = RunControl()
-        self._config = threads.rollout_config(start.config, group_id, index)
+        self._config = threads.rollout_config(start.config, group_id, self._index)
         self._task: asyncio.Task[_End] | None = None
         self._limit: asyncio.Timeout | None = None
         self._is_flying = False
@@ -284,18 +283,9 @@ class Drive:
         return not self.interrupts
 
     async def _permitted(self) -> bool:
-        """Ask for the next superstep; waiting for slower siblings does not count as time taken."""
+        """Ask for the next superstep."""
         self._is_overtaken = False
-        deadline = self._limit.when() if self._limit is not None else None
-        if self._limit is None or deadline is None:
-            return await self._desk.permit(self._index)
-        clock = asyncio.get_running_loop()
-        asked = clock.time()
-        self._limit.reschedule(None)
-        try:
-            return await self._desk.permit(self._index)
-        finally:
-            self._limit.reschedule(deadline + clock.time() - asked)
+        return await off_the_clock(self._limit, self._desk.permit(self._index))
 
     async def _finish(self, end: _End) -> None:
         truncated = end is _End.OUT_OF_STEPS or self.account.is_cut_off

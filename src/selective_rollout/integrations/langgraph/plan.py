@@ -43,7 +43,7 @@ def plan_next(state: GroupState, verdict: Verdict) -> Plan:
         index: rollout["answer"] for index, rollout in rollouts.items() if rollout["answer"] is not None
     }
     if outcome == "vote" and is_enforcing(state, verdict):
-        return _plan_vote(running, answers, order, state["group_size"])
+        return _plan_vote(running, answers, order)
     if verdict["cut_at"] is None:
         vote = plurality(answers, order) if outcome != "drop" and not running else None
         return Plan(running, answer=vote)
@@ -70,7 +70,7 @@ def _plan_survivor(
     return Plan(going, survivor, rollouts[survivor]["answer"], stopped=True)
 
 
-def _plan_vote(running: tuple[int, ...], answers: dict[int, str], order: list[int], size: int) -> Plan:
+def _plan_vote(running: tuple[int, ...], answers: dict[int, str], order: list[int]) -> Plan:
     """Two waves, the second only if the first leaves the vote open; nobody goes on once it is decided."""
     winner = unassailable(Counter(answers.values()), len(running)) if running else None
     if winner is not None:

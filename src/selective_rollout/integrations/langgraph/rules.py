@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from selective_rollout.engine.config import RunConfig
+from selective_rollout.engine.past import past_of
 from selective_rollout.engine.rule import AcceptedRule
 from selective_rollout.errors import ConfigError
 from selective_rollout.gate.config import GateConfig
@@ -59,14 +60,10 @@ class Rules:
             )
 
     def facts_about(self, task_id: str, metadata: Mapping[str, Any], group_size: int) -> dict[str, Any]:
-        """What the rule reads of a prompt when its group opens; fields of `record.Identity`.
-
-        Raises:
-            ConfigError: the certificate is by stratum, and knows none for this metadata.
-        """
-        history, mixed = self.history, self.gate.history_mixed
+        """What the rule reads of a prompt when its group opens; fields of `record.Identity`."""
+        past = past_of(self.history, self.gate, task_id, group_size)
         return {
             "tau": self.accepted.tau_for(metadata),
-            "past": history.last(task_id, mixed) if history is not None and mixed else None,
-            "past_p": history.p_zero_variance(task_id, group_size) if history is not None else None,
+            "past": past.rewards,
+            "past_p": past.p_zero_variance,
         }

@@ -19,6 +19,7 @@ from selective_rollout.actions import ActionOptions, read_action
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.conversation import Opening
 from selective_rollout.engine.loop import LoopThread
+from selective_rollout.engine.past import past_of
 from selective_rollout.engine.rule import AcceptedRule
 from selective_rollout.engine.watch import AuditWatch, observing
 from selective_rollout.env.base import Environment, EnvironmentFactory, Observation
@@ -68,16 +69,11 @@ class Parts:
     """Latest attempt of groups that have not ended; a checkpoint may not know of one that broke at once."""
 
     def past_of(self, gate: GateConfig, task_id: str, metadata: Plain, group_size: int) -> Plain:
-        """What the rule reads of a prompt when its group opens, and the group's own tau.
-
-        Raises:
-            ConfigError: the certificate is by stratum, and knows none for this metadata.
-        """
-        history, mixed = self.history, gate.history_mixed
-        rewards = history.last(task_id, mixed) if history is not None and mixed else None
+        """What the rule reads of a prompt when its group opens, and the group's own tau."""
+        past = past_of(self.history, gate, task_id, group_size)
         return {
-            "rewards": None if rewards is None else list(rewards),
-            "p_zero_variance": history.p_zero_variance(task_id, group_size) if history is not None else None,
+            "rewards": None if past.rewards is None else list(past.rewards),
+            "p_zero_variance": past.p_zero_variance,
             "tau": self.accepted.tau_for(metadata),
         }
 

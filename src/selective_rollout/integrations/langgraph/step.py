@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from selective_rollout.actions import canonicalise, read_action
+from selective_rollout.actions.read import is_cut_off
 from selective_rollout.draws import sampling_seed
 from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.conversation import replies
@@ -133,7 +134,7 @@ async def _step(
     if request.completion is None:
         request.completion = await policy.complete([dict(message) for message in messages], info)
     completion = request.completion
-    if completion.finish_reason == "length":
+    if is_cut_off(completion.finish_reason):
         cut_off = before.copy()
         cut_off["messages"], cut_off["status"] = messages, RolloutStatus.TRUNCATED.value
         return cut_off

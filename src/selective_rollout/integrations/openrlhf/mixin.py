@@ -37,7 +37,8 @@ class GroupGateMixin:
         named: go to the executor.
 
     Raises:
-        ConfigError: a group of fewer than two, or a gate that skips prompts where nothing replaces them.
+        ConfigError: a group of fewer than two, or a gate that is none, or that skips prompts where nothing
+            replaces them.
     """
 
     def __init__(
@@ -54,6 +55,8 @@ class GroupGateMixin:
         **named: Any,
     ) -> None:
         super().__init__(*args, **named)
+        if not isinstance(gate, TrainingGate):
+            raise ConfigError(f"gate must be a TrainingGate(...), not {type(gate).__name__}")
         if gate.skip_probability and not dynamic_filtering:
             raise ConfigError("skip_probability needs dynamic filtering, which replaces what is skipped")
         self.gate = gate

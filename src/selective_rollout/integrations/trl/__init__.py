@@ -11,20 +11,30 @@ own; `async_grpo` holds the loop for TRL's asynchronous trainer.
 
 from __future__ import annotations
 
+import warnings
+
 from selective_rollout.errors import MissingExtraError
 
 try:
-    import trl  # noqa: F401 - only to know that it is there
+    import trl
 except ModuleNotFoundError as error:
     raise MissingExtraError("trl", "trl") from error
+
+if not trl.__version__.startswith("1.16."):
+    warnings.warn(
+        f"the gate overrides private methods of TRL 1.16, and this is {trl.__version__}; they may differ. "
+        'Run: pip install "selective-rollout[trl]"',
+        stacklevel=2,
+    )
 
 from selective_rollout.engine.training import TrainingGate
 from selective_rollout.integrations.trl.losses import Denominator, Lossless, NotLosslessWarning, lossless
 from selective_rollout.integrations.trl.mixin import GatedGRPOTrainer, GroupGateMixin
 from selective_rollout.integrations.trl.rewards import environment_reward
-from selective_rollout.integrations.trl.rollout import GatedRollouts, gated_rollout_func
+from selective_rollout.integrations.trl.rollout import BrokenRolloutWarning, GatedRollouts, gated_rollout_func
 
 __all__ = [
+    "BrokenRolloutWarning",
     "Denominator",
     "GatedGRPOTrainer",
     "GatedRollouts",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -77,6 +78,7 @@ class GatedRolloutLoop(_AsyncRolloutLoop):
         self._state_path = Path(state_path) if state_path is not None else None
         self._save_every = save_every
         self._options = actions
+        self._run = uuid.uuid4().hex[:8]
         self._first_row = arguments.get("dataset_start_index", 0)
         self._tasks: dict[int, str] = {}
         self._groups: dict[int, _Group] = {}
@@ -176,6 +178,7 @@ class GatedRolloutLoop(_AsyncRolloutLoop):
                 self._name(number),
                 self.num_generations,
                 task_id=self._tasks.pop(number),
+                recorded_as=f"{self._name(number)}@{self._run}",
                 sampling=[SamplingInfo(temperature=self.temperature)] * self.num_generations,
             )
             mine = self._groups[number] = _Group(group)

@@ -61,6 +61,7 @@ class GateBatch:
         inputs: the rank's rows; the groups lie one after the other, `size` rows each.
         size: rollouts of a group.
         name: prefix of the group ids, unique over the run.
+        run: tells this run's groups from those of an earlier one in the same trace; None: nothing does.
         task_column: column of the prompt's own identity; None: every group is its own task.
         temperature: declared sampling temperature.
         may_skip: whether prompts may be skipped.
@@ -77,6 +78,7 @@ class GateBatch:
         size: int,
         *,
         name: str,
+        run: str | None = None,
         task_column: str | None,
         temperature: float | None = None,
         may_skip: bool = True,
@@ -89,6 +91,7 @@ class GateBatch:
         self.inputs = [visible(row) for row in inputs]
         """The rows as everybody else sees them; those of a replaced group are changed in place."""
         self.name = name
+        self._run = run
         self._size = size
         self._task_column = task_column
         self._sampling = [SamplingInfo(temperature=temperature)] * size
@@ -153,7 +156,13 @@ class GateBatch:
         slot.group = None
         if may_skip and self.gate.skips(task_id, group_id):
             return
-        slot.group = self.gate.open(group_id, self._size, task_id=task_id, sampling=self._sampling)
+        slot.group = self.gate.open(
+            group_id,
+            self._size,
+            task_id=task_id,
+            recorded_as=None if self._run is None else f"{group_id}@{self._run}",
+            sampling=self._sampling,
+        )
 
     def _task_of(self, group_id: str, rows: Sequence[Mapping[str, Any]]) -> str:
         if self._task_column is None:

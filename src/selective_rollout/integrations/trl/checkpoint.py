@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from selective_rollout.engine.training import Meter, TrainingGate
+from selective_rollout.engine.training import TrainingGate
 from selective_rollout.errors import ConfigError
 
 FILE: Final = "selective_rollout.json"
@@ -30,7 +30,7 @@ def load_states(gate: TrainingGate, checkpoint: str, rank: int, processes: int) 
     been at work in this very process knows more than any file and stays as it is.
 
     Raises:
-        ConfigError: the file is damaged, or of another rule.
+        ConfigError: the file is damaged.
     """
     path = Path(checkpoint) / FILE
     if gate.begun:
@@ -41,9 +41,7 @@ def load_states(gate: TrainingGate, checkpoint: str, rank: int, processes: int) 
     try:
         states = json.loads(path.read_text(encoding="utf-8"))["processes"]
         if rank < len(states):
-            gate.load_state_dict(states[rank])
+            gate.load_state_dict(states[rank], gone=states[processes:] if rank == 0 else ())
         gate.merge_history(states)
-        for gone in states[processes:] if rank == 0 else ():
-            gate.meter.merge(Meter.from_dict(gone["meter"]))
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{path}: cannot read the gate's state ({error})") from error

@@ -1,7 +1,8 @@
-"""Where groups have to lie for a process to see them converge."""
+"""Where groups have to lie for a process to see them converge, and how long they have to be."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from selective_rollout.errors import ConfigError
@@ -37,3 +38,25 @@ def require_layout(trainer: Any) -> None:
         )
     if rollouts is not None and trainer.tools:
         raise ConfigError("tools and a rollout_func are two loops: pass one of them")
+
+
+def warn_of_too_few_turns(trainer: Any) -> None:
+    """Say that the gate can never fire, if rollouts are over by its first check; skips need no check."""
+    if trainer.gate.skip_probability:
+        return
+    rollouts, args = trainer.rollout_func, trainer.args
+    if rollouts is not None:
+        turns, limit = rollouts.max_steps, f"max_steps={rollouts.max_steps}"
+    elif trainer.tools:
+        calls = args.max_tool_calling_iterations
+        if calls is None:
+            return
+        turns, limit = calls + 1, f"max_tool_calling_iterations={calls}"
+    else:
+        turns, limit = 1, "without tools or environments a rollout is one turn"
+    start_step = trainer.gate.rule.start_step
+    if turns <= start_step:
+        warnings.warn(
+            f"the gate looks at step {start_step}, when rollouts are over ({limit}): it can never fire",
+            stacklevel=4,
+        )

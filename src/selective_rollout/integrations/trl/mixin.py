@@ -8,7 +8,9 @@ why the extra pins the version and a test compares their signatures.
 from __future__ import annotations
 
 import inspect
+import uuid
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,7 @@ from selective_rollout.engine.training import Meter, TrainingGate
 from selective_rollout.errors import ConfigError
 from selective_rollout.integrations.trl.batch import ROW_NUMBER, GateBatch, Row, visible
 from selective_rollout.integrations.trl.checkpoint import load_states, save_states
-from selective_rollout.integrations.trl.layout import require_layout
+from selective_rollout.integrations.trl.layout import require_layout, warn_of_too_few_turns
 from selective_rollout.integrations.trl.losses import (
     Denominator,
     NotLosslessWarning,
@@ -56,7 +58,7 @@ class GroupGateMixin(_Trainer):
 
     Raises:
         ConfigError: groups would straddle processes, the rollout function is not gated, or the denominator
-            does not fit the loss.
+            does not fit the loss; or the gate is none.
     """
 
     reward_funcs: list[Any]
@@ -71,6 +73,8 @@ class GroupGateMixin(_Trainer):
         actions: ActionOptions = DEFAULT_OPTIONS,
         **kwargs: Any,
     ) -> None:
+        if not isinstance(gate, TrainingGate):
+            raise ConfigError(f"gate must be a TrainingGate(...), not {type(gate).__name__}")
         bound = inspect.signature(super().__init__).bind_partial(*args, **kwargs).arguments
         super().__init__(*args, **kwargs)
         self.gate = gate
@@ -84,7 +88,9 @@ class GroupGateMixin(_Trainer):
         self._task_column = task_column
         self._tool_loop: ToolLoop | None = None
         self._gate_metrics: dict[str, float] = {}
-        self._generation = (-1, 0)
+        self._run = uuid.uuid4().hex[:8]
+        self._generations: Counter[int] = Counter()
+        """Generation batches so far, by update."""
         self._kept_rows: list[int] = []
         self._kept_in_window = 0
         self.reward_funcs = [
@@ -93,6 +99,7 @@ class GroupGateMixin(_Trainer):
         ]
         rollouts = self.rollout_func
         require_layout(self)
+        warn_of_too_few_turns(self)
         picks_prompts = gate.skip_probability > 0 or (rollouts is not None and rollouts.refill > 0)
         require_denominator(self.args, denominator, picks_prompts=picks_prompts)
         if task_column is None and bound.get("train_dataset") is not None:
@@ -129,6 +136,7 @@ class GroupGateMixin(_Trainer):
             inputs,
             self.num_generations,
             name=self._batch_name(),
+            run=self._run,
             task_column=self._task_column,
             temperature=self.temperature,
             may_skip=not self._is_vlm,
@@ -144,9 +152,8 @@ class GroupGateMixin(_Trainer):
         return output
 
     def _batch_name(self) -> str:
-        step, count = self._generation
-        step, count = (step, count + 1) if step == self.state.global_step else (self.state.global_step, 0)
-        self._generation = (step, count)
+        step = self.state.global_step
+        count, self._generations[step] = self._generations[step], self._generations[step] + 1
         return f"step{step}.{count}-rank{self.accelerator.process_index}"
 
     def _generate(self, prompts: list[Any]) -> Any:

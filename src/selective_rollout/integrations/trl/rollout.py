@@ -6,6 +6,7 @@ that is cut leaves the loop; if there is a budget for it, a fresh prompt takes i
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,12 +16,16 @@ from selective_rollout.actions.options import DEFAULT_OPTIONS
 from selective_rollout.draws import stable_fraction
 from selective_rollout.engine.training import Refill
 from selective_rollout.env.base import EnvironmentFactory
-from selective_rollout.errors import ConfigError
+from selective_rollout.errors import ConfigError, EnvironmentFault
 from selective_rollout.integrations.trl.batch import GateBatch, Row, Slot, visible
 from selective_rollout.integrations.trl.rewards import ENVIRONMENT_REWARD
 from selective_rollout.integrations.trl.talk import Limits, Talk
 from selective_rollout.integrations.trl.waiting import Waiting
 from selective_rollout.integrations.trl.wording import Wording
+
+
+class BrokenRolloutWarning(UserWarning):
+    """A rollout is dropped, because its environment broke."""
 
 
 class GatedRollouts:
@@ -40,7 +45,8 @@ class GatedRollouts:
         if refill < 0:
             raise ConfigError(f"refill must be at least 0, not {refill}")
         self._environment = environment
-        self._max_steps = max_steps
+        self.max_steps = max_steps
+        """Turns of a rollout."""
         self._max_tokens_per_turn = max_tokens_per_turn
         self.refill = refill
         """Groups that may be begun in the place of others, per batch."""
@@ -51,6 +57,7 @@ class GatedRollouts:
 
         Raises:
             ConfigError: the trainer has no gate, or a refill has nothing to draw from.
+            EnvironmentFault: not one environment of the batch works.
         """
         if not hasattr(trainer, "gate_batch"):
             raise ConfigError("gated_rollout_func needs a trainer with a gate: use GatedGRPOTrainer")
@@ -104,7 +111,7 @@ class _Run:
         self._batch: GateBatch | None = trainer.gate_batch
         self._wording = Wording(trainer)
         self._limits = Limits(
-            max_steps=made._max_steps,
+            max_steps=made.max_steps,
             completion=trainer.max_completion_length,
             context=getattr(trainer.model.config, "max_position_embeddings", None),
         )
@@ -127,6 +134,7 @@ class _Run:
             for place, talk in enumerate(live):
                 talk.said(ids[place], logprobs[place] if logprobs is not None else None)
             self._waiting.for_all([talk.act() for talk in live])
+        self._tell_of_broken()
         for talk in self._talks:
             talk.seal(self._trainer._tokenizer.eos_token_id)
         scored = any(talk.logprobs is not None for talk in self._talks)
@@ -140,6 +148,19 @@ class _Run:
 
     def close(self) -> None:
         self._waiting.for_all([talk.close() for talk in self._talks])
+
+    def _tell_of_broken(self) -> None:
+        """Say which environments broke; if all of a batch did, the set-up is wrong and training must end."""
+        errors = [talk.broken for talk in self._talks if talk.broken is not None]
+        texts = [f"{type(error).__name__}: {error}" for error in errors]
+        if errors and len(errors) == sum(talk.begun for talk in self._talks):
+            raise EnvironmentFault(f"every environment of this batch broke: {texts[0]}") from errors[0]
+        for text in dict.fromkeys(texts):
+            warnings.warn(
+                f"an environment broke, and its rollout is dropped: {text}",
+                BrokenRolloutWarning,
+                stacklevel=2,
+            )
 
     def _begin(self, prompts: Sequence[Any]) -> None:
         rows = self._trainer.gate_inputs

@@ -60,6 +60,10 @@ class Talk:
         """1 for what the model said, 0 for what it was told."""
         self.logprobs: list[float] | None = None
         self.reward: float | None = None
+        self.begun = False
+        """Whether its world was asked for."""
+        self.broken: Exception | None = None
+        """What its world broke with."""
         self._slot = slot
         self._member = member
         self._prompt = prompt
@@ -86,6 +90,7 @@ class Talk:
 
     async def start(self) -> None:
         """Make the world and write the prompt."""
+        self.begun = True
         group = self._group()
         text = _text_of(self._prompt)
         task_id = group.task_id if group is not None else text
@@ -169,7 +174,7 @@ class Talk:
         return group is None or group.step(self._member, action, **self._facts(result))
 
     def _fail(self, error: Exception) -> None:
-        self._ended = True
+        self._ended, self.broken = True, error
         if self._slot is not None and (group := self._group()) is not None:
             self._slot.failed.add(self._member)
             group.fail(self._member, "environment", f"{type(error).__name__}: {error}")

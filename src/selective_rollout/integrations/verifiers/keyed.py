@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import uuid
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -64,6 +65,7 @@ class KeyedGroups:
         self._key = key
         self._options = actions
         self._max_open = max_open
+        self._run = uuid.uuid4().hex[:8]
         self._tables: dict[str, _Table] = {}
         self._visits: Counter[str] = Counter()
         self._ambiguous: set[str] = set()
@@ -111,6 +113,7 @@ class KeyedGroups:
             f"{key}-{visit}",
             self.size,
             task_id=key,
+            recorded_as=f"{key}-{visit}@{self._run}",
             sampling=[sampling_info(trace.agent.config.sampling)] * self.size,
         )
         table = self._tables[key] = _Table(group, lambda: self._close(key, only=table))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 
 from selective_rollout.actions import ActionOptions, from_message
 from selective_rollout.engine.training import GroupCut, TrainingGate
 from selective_rollout.engine.training.remote import RemoteMember
+from selective_rollout.errors import ConfigError
 from selective_rollout.integrations.verl.client import MemberClient
 from selective_rollout.integrations.verl.gates import GateSettings, link_to
 from selective_rollout.integrations.verl.output import dropped_output, scored_later
@@ -159,7 +162,15 @@ class GroupGateMixin:
 
 
 class GatedToolAgentLoop(GroupGateMixin, ToolAgentLoop):  # type: ignore[misc]
-    """verl's tool loop with a gate. An action is the tool calls of a turn, read by verl's own parser."""
+    """verl's tool loop with a gate. An action is the tool calls of a turn, read by verl's own parser.
+
+    Raises:
+        ConfigError: the agent loop file has a setting that neither the gate nor verl's tool loop knows.
+    """
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        _refuse_unknown(named)
+        super().__init__(*args, **named)
 
     async def action_of(self, tokens: list[int], text: str) -> str:
         """See `GroupGateMixin`."""
@@ -174,6 +185,18 @@ class GatedToolAgentLoop(GroupGateMixin, ToolAgentLoop):  # type: ignore[misc]
         ]
         message = {"role": "assistant", "content": content or "", "tool_calls": told}
         return from_message(message, self.action_options)
+
+
+def _refuse_unknown(named: Mapping[str, Any]) -> None:
+    """Agent loops take any name and pass over it, so that a typing error would go unnoticed."""
+    settings = (*_GATE, "actions", "reward_extra_keys")
+    known = {"name", *settings, *inspect.signature(AgentLoopBase.__init__).parameters}
+    for name, value in named.items():
+        if name not in known and isinstance(value, str | int | float):  # what a file holds; verl adds objects
+            raise ConfigError(
+                f"agent loop file: {name} is no setting of the gate ({', '.join(settings)}); tau, start_step "
+                "and the like stand in the gate file"
+            )
 
 
 def filter_metric(config: Any) -> str | None:

@@ -151,7 +151,7 @@ class Columns:
         values = self.each(role, record)
         if not values or len(values) < len(self._declared.get(role, ())):
             return None
-        parts = [_id_text(value, f"{where}: column {name!r}") for name, value in values.items()]
+        parts = [id_text(value, f"{where}: column {name!r}") for name, value in values.items()]
         known = [part for part in parts if part is not None]
         if len(known) < len(parts):
             return None
@@ -228,7 +228,12 @@ def shortened(identity: str) -> str:
     return f"{identity[:100]}...{digest}"
 
 
-def _id_text(value: Any, where: str) -> str | None:
+def id_text(value: Any, where: str) -> str | None:
+    """An id as text; None if the cell is empty. A number that a table made a float is the whole one it was.
+
+    Raises:
+        TraceError: the value is a list or an object.
+    """
     if value is None or value == "" or value != value:  # NaN is how tables spell an empty cell
         return None
     if isinstance(value, (dict, list)):

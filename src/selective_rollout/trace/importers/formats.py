@@ -62,7 +62,7 @@ class Format:
         """What to do about a record without a group id."""
         likely = _likely(record)
         if likely not in (None, self.name):
-            return f"did you mean `--format {likely}`?"
+            return f"did you mean the format `{likely}`?"
         return f"map the columns that identify a group, such as {self.group_hint} ({column_list(record)})"
 
 
@@ -218,7 +218,7 @@ def _mismatch(chosen: Format, record: Record) -> str:
     likely = _likely(record)
     if likely is None and any(name in record for name in (*_GENERIC["actions"], *_GENERIC["reward"])):
         likely = "generic"
-    hint = f"did you mean `--format {likely}`?" if likely else column_list(record)
+    hint = f"did you mean the format `{likely}`?" if likely else column_list(record)
     return f"not {chosen.what}: no {', '.join(f'`{name}`' for name in missing)}; {hint}"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from selective_rollout.errors import TraceError
 from selective_rollout.rewards import parse_reward
-from selective_rollout.trace.importers.columns import ABSENT, Columns, Record, lookup
+from selective_rollout.trace.importers.columns import ABSENT, Columns, Record, id_text, lookup
 from selective_rollout.trace.importers.opening import open_records
 from selective_rollout.trace.importers.report import ImportReport
 
@@ -52,7 +52,9 @@ class LateRewards:
 
 def _name(role: str, record: Record, columns: Columns, where: str) -> str:
     named = lookup(record, role)
-    found = str(named) if named is not ABSENT and named is not None else columns.identity(role, record, where)
+    found = id_text(named, f"{where}: column {role!r}") if named is not ABSENT else None
+    if found is None:
+        found = columns.identity(role, record, where)
     if found is None:
         raise TraceError(f"{where}: a late reward needs `group`, `rollout` and `reward`; no `{role}`")
     return found

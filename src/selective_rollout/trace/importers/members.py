@@ -12,6 +12,7 @@ from selective_rollout.rewards import last_attempts
 from selective_rollout.trace.importers.columns import Columns, Record
 from selective_rollout.trace.importers.rollouts import ImportedRollout, RolloutReader
 from selective_rollout.trace.importers.tokens import read_usage, token_count
+from selective_rollout.trace.schema import LARGEST_GROUP
 from selective_rollout.types import Usage
 
 _SAFE_INTEGER = 2**53
@@ -54,7 +55,7 @@ def read_members(records: Iterable[tuple[str, Record]], reader: RolloutReader, g
         attempts.append(reader.read(record, where))
         _take_facts(facts, columns, record, where, group)
         versions.add(columns.identity("policy_version", record, where))
-        size = max(size, token_count(columns.get("size", record), f"{where}: size") or 0)
+        size = max(size, _size(columns.get("size", record), where))
         request = request or read_usage(record.get("_group_tokens"), where)
     rollouts = _resolved(attempts, group)
     return Members(
@@ -65,6 +66,13 @@ def read_members(records: Iterable[tuple[str, Record]], reader: RolloutReader, g
         policy_version=versions.pop() if len(versions) == 1 else None,
         request=request,
     )
+
+
+def _size(value: Any, where: str) -> int:
+    size = token_count(value, f"{where}: size") or 0
+    if size > LARGEST_GROUP:
+        raise TraceError(f"{where}: a group of {size:,} rollouts: is the column of the size right?")
+    return size
 
 
 def _resolved(attempts: Sequence[ImportedRollout], group: str) -> tuple[ImportedRollout, ...]:

@@ -102,7 +102,9 @@ class _Import:
         report = self._report
         index.build(lambda done: on_bytes(done // 2))
         if not index.groups:
-            raise TraceError(f"no rollouts in {report.files} file(s); is `--format {self._form.name}` right?")
+            raise TraceError(
+                f"no rollouts in {report.files} file(s); is the format `{self._form.name}` right?"
+            )
         done = 0
         for group in index.groups.values():
             members = read_members(index.records(group), self._reader, group.id)

@@ -9,13 +9,11 @@ from functools import lru_cache, partial
 from typing import Final
 
 from selective_rollout.actions import ActionOptions, RawAction, canonicalise
+from selective_rollout.actions.read import is_cut_off
 from selective_rollout.trace.group_log import observation_hash
 from selective_rollout.trace.importers.tokens import completion_sum
 from selective_rollout.trace.importers.turns import Turn
 from selective_rollout.types import Step, Usage
-
-CUT_OFF: Final = ("length", "max_tokens")
-"""Finish reasons of a completion that its token limit cut off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ def settle(turns: Sequence[Turn], symbol: Symbol) -> Settled:
     A completion cut off by its token limit is no step, as in a live run, and ends the rollout: what the log
     has behind it can never be trained on.
     """
-    end = next((i for i, turn in enumerate(turns) if turn.finish_reason in CUT_OFF), len(turns))
+    end = next((i for i, turn in enumerate(turns) if is_cut_off(turn.finish_reason)), len(turns))
     ghosts = turns[end + 1 :]
     kept, retried = _without_retries(turns[:end])
     return Settled(

@@ -96,7 +96,7 @@ def expand_choices(record: Record, where: str) -> list[Record]:
         {
             **shared,
             **{name: value for name, value in choice.items() if name not in ("message", "usage")},
-            "messages": [choice["message"]] if "message" in choice else [],
+            "messages": _said(choice),
             "usage": {
                 "prompt_tokens": prompt if number == 0 or prompt is None else 0,
                 "completion_tokens": count,
@@ -105,6 +105,13 @@ def expand_choices(record: Record, where: str) -> list[Record]:
         }
         for number, (choice, count) in enumerate(zip(choices, counts, strict=True))
     ]
+
+
+def _said(choice: Record) -> list[Any]:
+    """The message of a choice; the older completions have a text instead."""
+    if "message" in choice:
+        return [choice["message"]]
+    return [{"role": "assistant", "content": choice["text"]}] if "text" in choice else []
 
 
 def _completion_counts(usage: Record, choices: list[Record]) -> list[Any]:

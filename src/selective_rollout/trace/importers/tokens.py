@@ -10,6 +10,9 @@ from selective_rollout.types import Usage
 
 _MOST: Final = 2**53
 _PROMPT: Final = ("prompt_tokens", "input_tokens", "prompt")
+_ANTHROPIC: Final = "input_tokens"
+_BESIDE_PROMPT: Final = ("cache_read_input_tokens", "cache_creation_input_tokens")
+"""Parts of the prompt that Anthropic does not count among its input tokens."""
 _COMPLETION: Final = ("completion_tokens", "output_tokens", "completion")
 
 
@@ -40,6 +43,8 @@ def read_usage(value: Any, where: str) -> Usage | None:
         completion = token_count(value, where)
         return None if completion is None else Usage(completion=completion)
     prompt = token_count(_first(value, _PROMPT), where)
+    if prompt is not None and value.get(_ANTHROPIC) is not None and value.get(_PROMPT[0]) is None:
+        prompt += sum(token_count(value.get(name), where) or 0 for name in _BESIDE_PROMPT)
     completion = token_count(_first(value, _COMPLETION), where)
     return None if prompt is None and completion is None else Usage(prompt=prompt, completion=completion)
 
@@ -64,4 +69,4 @@ def _sum(values: list[int | None]) -> int | None:
 
 
 def _first(value: dict[str, Any], names: tuple[str, ...]) -> Any:
-    return next((value[name] for name in names if name in value), None)
+    return next((value[name] for name in names if value.get(name) is not None), None)

@@ -11,16 +11,21 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from selective_rollout.actions import ActionOptions, RawAction, read_action
+from selective_rollout.actions.fields import get
+from selective_rollout.actions.items import join_items
 from selective_rollout.actions.read import is_assistant
 from selective_rollout.errors import TraceError
 from selective_rollout.trace.importers.tokens import read_usage
 from selective_rollout.types import Usage
 
 _MESSAGE_TYPES: Final = ("ai", "AIMessageChunk", "human", "system", "tool")
-_AGENT_ROLES: Final = ("agent", "model", "ai")
+_SHARED_ROLES: Final = {"gpt": "assistant", "function_call": "assistant", "human": "user"}
+"""Roles of conversations in the format that ShareGPT began: `from` and `value`."""
+_REPLY_ITEM: Final = "_call_output"
 _REPLY_FIELDS: Final = ("observation", "result", "output")
 _REPLY_ONLY: Final = ("observation", "obs")
 _ERROR_STATUS: Final = "error"
+_STOP_REASONS: Final = ("finish_reason", "stop_reason")
 
 
 @dataclass(slots=True)
@@ -74,16 +79,14 @@ def is_conversation(value: Any) -> bool:
     if not isinstance(value, list):
         return False
     items = [item for item in value if isinstance(item, dict)]
-    return not any("action" in item for item in items) and any(
-        "role" in item or item.get("type") in _MESSAGE_TYPES for item in items
-    )
+    return not any("action" in item for item in items) and any(map(_is_message, items))
 
 
 def opening_text(messages: list[Any]) -> str:
     """What a conversation opens with, before the agent's first message."""
     opening = []
-    for message in messages:
-        if not isinstance(message, dict) or _is_agent(message):
+    for message in map(_chat, messages):
+        if not isinstance(message, dict) or is_assistant(message):
             break
         opening.append(text_of(message.get("content")))
     return "\n".join(opening)
@@ -100,8 +103,19 @@ def text_of(content: Any) -> str:
     return ""
 
 
-def _is_agent(message: dict[str, Any]) -> bool:
-    return is_assistant(message) or message.get("role") in _AGENT_ROLES
+def _is_message(item: dict[str, Any]) -> bool:
+    kind = item.get("type")
+    is_reply = isinstance(kind, str) and kind.endswith(_REPLY_ITEM)
+    return "role" in item or kind in _MESSAGE_TYPES or is_reply or item.keys() >= {"from", "value"}
+
+
+def _chat(message: Any) -> Any:
+    """A message with `role` and `content`, whatever its format calls them."""
+    if not isinstance(message, dict) or not message.keys() >= {"from", "value"}:
+        return message
+    role = message["from"]
+    shared = _SHARED_ROLES.get(role, role) if isinstance(role, str) else None
+    return {**message, "role": shared, "content": message["value"]}
 
 
 def _from_text(text: str, reading: Reading, where: str) -> Any:
@@ -166,11 +180,11 @@ def _raw_action(value: Any, reading: Reading) -> RawAction:
 
 def _conversation(messages: list[Any], reading: Reading, where: str) -> Iterator[Turn]:
     turn: Turn | None = None
-    for number, message in enumerate(messages, start=1):
+    for number, message in enumerate(join_items(map(_chat, messages)), start=1):
         place = f"{where}: message {number}"
         if not isinstance(message, dict):
             raise TraceError(f"{place} must be an object, not {type(message).__name__}")
-        if _is_agent(message):
+        if is_assistant(message):
             if turn is not None:
                 yield turn
             turn = _agent_turn(message, reading, place)
@@ -181,40 +195,22 @@ def _conversation(messages: list[Any], reading: Reading, where: str) -> Iterator
 
 
 def _agent_turn(message: dict[str, Any], reading: Reading, where: str) -> Turn:
-    extra = message.get("response_metadata")
-    reason = message.get("finish_reason") or (extra.get("finish_reason") if isinstance(extra, dict) else None)
+    sources = (message, message.get("response_metadata"))
+    reasons = (get(source, name) for source in sources for name in _STOP_REASONS)
     try:
-        action = read_action(_with_objects(message), reading.options)
+        action = read_action(message, reading.options)
     except (TypeError, AttributeError, ValueError) as error:
         raise TraceError(f"{where} cannot be read: {error}") from None
     return Turn(
         action,
         completion=None if message.get("content") is None else text_of(message["content"]),
-        finish_reason=_word(reason),
+        finish_reason=next(filter(None, map(_word, reasons)), None),
         usage=read_usage(message.get("usage") or message.get("usage_metadata"), where),
     )
 
 
-def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
-    """Undo the JSON text that some logs make of each tool call; a message needs content or calls."""
-    calls = message.get("tool_calls")
-    if isinstance(calls, list) and any(isinstance(call, str) for call in calls):
-        return {**message, "tool_calls": list(map(_object, calls))}
-    return message
-
-
-def _object(call: Any) -> Any:
-    if not isinstance(call, str):
-        return call
-    try:
-        value = json.loads(call)
-    except (ValueError, RecursionError):
-        value = None
-    return value if isinstance(value, dict) else {"name": "", "arguments": call}
-
-
 def _take_reply(turn: Turn, message: dict[str, Any], reading: Reading) -> None:
-    text = text_of(message.get("content"))
+    text = text_of(message.get("content", message.get("output")))
     turn.observation = text if turn.observation is None else f"{turn.observation}\n{text}"
     said = _says_error(message, text, reading)
     if said is not None:

@@ -83,6 +83,36 @@ def test_the_lead_says_what_was_wasted_and_what_the_gate_is_worth(data: ReportDa
     assert "on too few tasks for an interval" in gate
 
 
+def test_a_gate_that_looks_too_late_is_not_called_one_that_cuts_nothing(tmp_path: Path) -> None:
+    path = record(tmp_path / "t.jsonl", [(f"g{i}", SAME, (0.0, float(i % 2))) for i in range(10)])
+    late = collect([path], [NamedGate("gate", GateConfig())])
+    assert lead(late)[1] == (
+        "The gate (distance < 0.12 at step 10) looks too late: hardly any group (0 of 10) still runs at step "
+        "10, so nothing can be said about a check there; try --start-step 3, where 10 of 10 still run."
+    )
+    assert late.to_dict()["reach"] == late.reach.to_dict(10)
+    strict = collect([path], [NamedGate("gate", replace(RULE, tau=0.0))])
+    assert lead(strict)[1] == "The gate (distance < 0 at step 2) would have cut none of them."
+
+
+def test_a_gate_that_few_groups_reach_is_told_so_beside_its_numbers(tmp_path: Path) -> None:
+    rows = [("aa", "aa"), ("aa", "aa"), SAME]
+    path = record(tmp_path / "t.jsonl", [(f"g{i}", row, (0.0, 0.0)) for i, row in enumerate(rows)])
+    assert (
+        "But only 1 of 3 groups still run at step 2, and the others cannot be cut" in lead(collected(path))[1]
+    )
+
+
+def test_what_the_cuts_cost_is_unknown_without_a_signal_bearing_group(tmp_path: Path) -> None:
+    path = record(tmp_path / "t.jsonl", [(f"g{i}", SAME, (0.0, 0.0)) for i in range(3)])
+    gate = lead(collected(path))[1]
+    assert gate.endswith(
+        "It saves 50.0% of the steps losslessly and 0.0% lossily, and what that costs is unknown: no "
+        "signal-bearing group was observed that it could lose."
+    )
+    assert "price of unknown" not in gate
+
+
 def test_caveats_name_what_is_missing(data: ReportData) -> None:
     told = " ".join(caveats(data))
     assert "1 group has an unknown label" in told

@@ -9,7 +9,7 @@ import pytest
 from selective_rollout.analysis.prices import Prices
 from selective_rollout.analysis.report.collect import ReportData, collect
 from selective_rollout.analysis.report.population import NamedGate
-from selective_rollout.analysis.report.words import caveats
+from selective_rollout.analysis.report.words import caveats, lead
 from selective_rollout.gate.audit import unthinned
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.trace.recorder import Recorder
@@ -67,6 +67,38 @@ def data(tmp_path: Path) -> ReportData:
         for i in range(9):
             write(recorder, f"kept {i}", rewards=(0.0, 1.0))
     return collected(tmp_path / "t.jsonl")
+
+
+def test_the_lead_says_whose_shares_these_are_and_what_was_really_stopped(data: ReportData) -> None:
+    waste, would, did = lead(data)
+    assert waste.startswith(
+        "2 of 3 labelled groups that ran on whatever the gate said ended with equal rewards and took 66.7% "
+        "of the steps of all such groups"
+    )
+    assert "would have cut 2 groups" in would
+    assert did == (
+        "The gate that was on really stopped 8 of 20 groups. By the audits 50.0% of the cuts were "
+        "signal-bearing (1 of 2; 95% 1.3 to 98.7%)."
+    )
+
+
+def test_the_lead_of_a_run_without_audits_knows_no_cost(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "t.jsonl") as recorder:
+        write(recorder, "cut", fires=True)
+        write(recorder, "kept", rewards=(0.0, 1.0))
+    waste, _, did = lead(collected(tmp_path / "t.jsonl"))
+    assert waste.startswith("0 of 1 labelled groups that the gate let through ended with equal rewards")
+    assert did == (
+        "The gate that was on really stopped 1 of 2 groups. No labelled would-be cut was audited, so what "
+        "that cost is unknown."
+    )
+
+
+def test_an_exact_vote_needs_no_audit_to_be_free(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "t.jsonl") as recorder:
+        write(recorder, "cut", fires=True, outcome="vote")
+        write(recorder, "kept", rewards=(0.0, 1.0))
+    assert lead(collected(tmp_path / "t.jsonl"))[-1] == "The gate that was on really stopped 1 of 2 groups."
 
 
 def test_what_happened_is_counted(data: ReportData) -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from selective_rollout.analysis.accounting import Rate
+from selective_rollout.analysis.rates import Rate
 from selective_rollout.analysis.report.quantities import FEWEST_TASKS, TaskBootstrap, counted_share, hull
 from selective_rollout.stats import Interval
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,8 @@ from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.gate_file import write_gate_file
 from selective_rollout.gate.history import PromptHistory
 from selective_rollout.gate.schedule import AuditedController, linear
+from selective_rollout.trace.reader import read_groups
+from selective_rollout.trace.recorder import Recorder
 
 RULE = GateConfig(start_step=2, tau=0.5)
 HISTORY_RULE = GateConfig(start_step=2, tau=0.5, history_mixed=4)
@@ -167,15 +171,62 @@ def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
     assert second.tau < 0.5
 
 
-def test_a_state_of_another_rule_is_refused() -> None:
+@pytest.mark.parametrize(
+    "later",
+    [
+        lambda: enforcing(RULE, history=PromptHistory(), audit_rate=0.5),
+        lambda: enforcing(HISTORY_RULE, history=PromptHistory(), audit_rate=0.25),
+        lambda: TrainingGate(HISTORY_RULE, history=PromptHistory()),
+    ],
+    ids=["rule", "audit rate", "mode"],
+)
+def test_under_other_settings_only_the_history_goes_on(later: Callable[[], TrainingGate]) -> None:
+    before = enforcing(HISTORY_RULE, history=PromptHistory(), audit_rate=0.5)
+    play(before, "g", (1, 1), task="p")
+    gate = later()
+    with pytest.warns(
+        UserWarning, match="another rule, mode or audit rate: the gate's totals and alarm start"
+    ):
+        gate.load_state_dict(before.state_dict())
+    assert gate.meter.groups == 0
+    assert gate.history is not None
+    assert gate.history.last("p", 4) == (1, 1)
+
+
+def test_an_alarm_that_rang_for_another_rule_says_nothing_of_this_one() -> None:
+    rung = {**enforcing().state_dict(), "fallen_back": True}
+    gate, other = enforcing(), enforcing(GateConfig(start_step=2, tau=0.25))
+    gate.load_state_dict(rung)
+    with pytest.warns(UserWarning, match="another rule"):
+        other.load_state_dict(rung)
+    assert (gate.enforcing, other.enforcing) == (False, True)
+
+
+def test_the_totals_of_workers_that_are_gone_are_taken_over() -> None:
+    first, second = enforcing(), enforcing()
+    play(first, "a", (1, 1))
+    play(second, "b", (1, 1))
     gate = enforcing()
-    with pytest.raises(ConfigError, match="the state belongs to rule"):
-        gate.load_state_dict(enforcing(HISTORY_RULE, history=PromptHistory()).state_dict())
-    with pytest.raises(ConfigError, match="state of format 9 is not 1"):
+    gate.load_state_dict(first.state_dict(), gone=[second.state_dict()])
+    assert gate.meter.groups == 2
+
+
+def test_a_state_that_cannot_be_used_is_refused() -> None:
+    gate = enforcing()
+    with pytest.raises(ConfigError, match="state of format 9 is not 2"):
         gate.load_state_dict({**gate.state_dict(), "training_gate_version": 9})
     gate.open("g", 2).close()
     with pytest.raises(ConfigError, match="before the first group"):
         gate.load_state_dict(gate.state_dict())
+
+
+def test_a_group_may_go_by_another_name_in_the_trace(tmp_path: Path) -> None:
+    for run in "ab":  # one restarted: the same ids, and so the same audits
+        with Recorder(tmp_path) as recorder:
+            gate = enforcing(recorder=recorder)
+            gate.open("g", 2, task_id="t", recorded_as=f"g@{run}").close()
+    groups = {(each.group.id, each.group.task_id) for each in read_groups(tmp_path)}
+    assert groups == {("g@a", "t"), ("g@b", "t")}
 
 
 def test_workers_share_what_they_know_of_the_prompts() -> None:
@@ -254,10 +305,12 @@ def test_an_uncertified_gate_says_so_once() -> None:
         (HISTORY_RULE, {}, r"pass history=PromptHistory\(\)"),
         (RULE, {"audit_rate": 2.0}, "audit_rate"),
         (RULE, {"mode": "on"}, "mode"),
+        ({"tau": 0.1}, {}, "the rule must be a GateConfig or path of a gate.toml, not {'tau': 0.1}"),
+        (RULE, {"recorder": "runs/mine"}, r"recorder must be a Recorder\(.*\), not 'runs/mine'"),
+        (RULE, {"history": True}, r"history must be a PromptHistory\(\), not True"),
+        (RULE, {"schedule": 0.1}, r"schedule must be a function of progress, such as linear\(.*\), not 0.1"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(
-    rule: GateConfig, settings: dict[str, object], message: str
-) -> None:
+def test_settings_that_cannot_work_are_refused(rule: Any, settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TrainingGate(rule, **settings)  # type: ignore[arg-type]

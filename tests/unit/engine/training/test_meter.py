@@ -51,6 +51,16 @@ def test_observe_measures_what_would_have_been_saved() -> None:
     assert metrics["gate/zero_advantage_share"] == pytest.approx(1 / 3)
 
 
+def test_rollouts_that_broke_are_counted() -> None:
+    gate = TrainingGate(RULE)
+    group = gate.open("g", G)
+    group.fail(0, "timeout")
+    for rollout in range(1, G):
+        group.finish(rollout)
+    group.close((None, *[1] * (G - 1)))
+    assert gate.meter.metrics()["gate/failed"] == 1
+
+
 def test_without_audits_what_cuts_saved_is_unknown_and_left_out() -> None:
     gate = enforcing(0.0)
     play(gate, "kept", alike=False, rewards=(1, 0))
@@ -81,7 +91,8 @@ def test_audits_estimate_what_the_cuts_saved() -> None:
 def test_before_the_first_group_nothing_is_known() -> None:
     metrics = Meter(0.1).metrics()
     assert set(metrics) == {
-        f"gate/{name}" for name in ("groups", "skipped", "cut", "flat", "steps", "tokens", "overrun")
+        f"gate/{name}"
+        for name in ("groups", "skipped", "cut", "flat", "failed", "steps", "tokens", "overrun")
     }
 
 

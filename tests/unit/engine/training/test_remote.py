@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.idle_time import skip_idle_time
 
-from selective_rollout.engine.training import GroupCut, TrainingGate
+from selective_rollout.engine.training import GroupCut, TrainingGate, remote
 from selective_rollout.engine.training.remote import Coordinator, CoordinatorLostWarning, RemoteMember
 from selective_rollout.errors import ConfigError
 from selective_rollout.gate.config import GateConfig
 
 RULE = GateConfig(start_step=2, tau=0.5)
+
+
+@pytest.fixture(autouse=True)
+async def _exact_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_idle_time()
+    monkeypatch.setattr(remote, "time", SimpleNamespace(monotonic=asyncio.get_running_loop().time))
 
 
 class Wire:

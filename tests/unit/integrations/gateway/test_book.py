@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from selective_rollout.engine.batch import AuditAlarmWarning
 from selective_rollout.engine.config import RunConfig
+from selective_rollout.engine.rule import AuditAlarmWarning
 from selective_rollout.errors import ConfigError
 from selective_rollout.gate.audit import Alarm
 from selective_rollout.gate.config import GateConfig

@@ -13,8 +13,8 @@ import pytest
 from langgraph.types import RetryPolicy
 
 from selective_rollout.actions import ActionOptions
-from selective_rollout.engine.batch import UncertifiedGateWarning, warn_about
 from selective_rollout.engine.config import RunConfig
+from selective_rollout.engine.rule import UncertifiedGateWarning, warn_about
 from selective_rollout.errors import ConfigError, MissingExtraError
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.integrations.langgraph import GroupContext

@@ -270,22 +270,30 @@ def test_responses_with_several_choices_pay_for_their_prompt_once(tmp_path: Path
     assert groups["b"].begin.metadata["recorded_tokens"]["completion"] == 42
 
 
+def test_a_choice_of_the_older_completions_is_its_text(tmp_path: Path) -> None:
+    record = {"group_id": "a", "choices": [{"text": "act 0"}, {"text": "act 1", "finish_reason": "length"}]}
+    _, groups = imported("messages", [written(tmp_path / "responses.jsonl", [record])])
+    told, cut_off = groups["a"].group.rollouts
+    assert (told.actions, told.status) == (("act 0",), RolloutStatus.FINISHED)
+    assert (cut_off.actions, cut_off.status) == ((), RolloutStatus.TRUNCATED)
+
+
 @pytest.mark.parametrize(
     ("form", "record", "says"),
     [
         (
             "tau-bench",
             {"group_id": 1, "actions": []},
-            "not a tau-bench result: no `task_id`, `traj`; did you mean `--format generic`?",
+            "not a tau-bench result: no `task_id`, `traj`; did you mean the format `generic`?",
         ),
-        ("tau-bench", {"example_id": 1, "completion": []}, "did you mean `--format verifiers`?"),
+        ("tau-bench", {"example_id": 1, "completion": []}, "did you mean the format `verifiers`?"),
         (
             "verifiers",
             {"task_id": 1, "traj": []},
-            "no `example_id`, `completion`; did you mean `--format tau-bench`?",
+            "no `example_id`, `completion`; did you mean the format `tau-bench`?",
         ),
-        ("messages", {"task_id": 1, "trajectories": []}, "did you mean `--format paper`?"),
-        ("trl", {"uid": 1, "messages": []}, "did you mean `--format messages`?"),
+        ("messages", {"task_id": 1, "trajectories": []}, "did you mean the format `paper`?"),
+        ("trl", {"uid": 1, "messages": []}, "did you mean the format `messages`?"),
         ("paper", {"a": 1, "b": 2}, "not a group of the paper's rollouts: no `trajectories`; columns: a, b"),
         (
             "messages",
@@ -296,7 +304,7 @@ def test_responses_with_several_choices_pay_for_their_prompt_once(tmp_path: Path
         (
             "generic",
             {"task_id": 1, "traj": []},
-            "no group id in group_id or group; did you mean `--format tau-bench`?",
+            "no group id in group_id or group; did you mean the format `tau-bench`?",
         ),
     ],
 )

@@ -134,6 +134,11 @@ def test_groups_recorded_in_part_are_unknown(tmp_path: Path) -> None:
     assert (report.unknown, report.zero_variance, report.warnings) == (1, 0, [])
 
 
+def test_a_size_that_no_group_has_is_refused(tmp_path: Path) -> None:
+    problem = refusal(tmp_path, [rollout(group_size=2_000_000_000)])
+    assert problem == ":1: a group of 2,000,000,000 rollouts: is the column of the size right?"
+
+
 def test_singletons_raise_a_loud_warning(tmp_path: Path) -> None:
     report, _ = imported(tmp_path, [rollout(0), rollout(1)])
     assert report.unknown == 2
@@ -311,10 +316,19 @@ def test_late_rewards_know_groups_by_their_columns_and_rollouts_by_index(tmp_pat
     assert rewards(groups["a|1"]) == [None, 2.0]
 
 
+def test_ids_that_a_table_made_floats_are_the_same_ids(tmp_path: Path) -> None:
+    late = tmp_path / "rewards.jsonl"
+    late.write_text('{"group": 7.0, "rollout": 1.0, "reward": 2}\n')
+    _, groups = imported(tmp_path, [rollout(7, reward=None) for _ in range(2)], rewards_file=late)
+    assert rewards(groups["7"]) == [None, 2.0]
+
+
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
         (['{"group": "g", "rollout": 0, "reward": 1}'] * 2, ":2: rollout '0' of group 'g' is scored twice"),
+        (['{"group": ["g"], "rollout": 0, "reward": 1}'], ":1: column 'group' holds a list"),
+        (['{"group": "g", "rollout": NaN, "reward": 1}'], ":1: a late reward needs .* no `rollout`"),
         (['{"group": "g", "reward": 1}'], ":1: a late reward needs .* no `rollout`"),
         (['{"group": "g", "rollout": 0}'], ":1: a late reward needs .* no `reward`"),
         (['{"group": "g", "rollout": 0, "reward": "x"}'], ":1: reward 'x' is not a number"),

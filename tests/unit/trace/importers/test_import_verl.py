@@ -96,7 +96,7 @@ def test_a_rollout_that_the_gate_cut_has_no_reward(tmp_path: Path) -> None:
 
 def test_other_records_are_refused(tmp_path: Path) -> None:
     folder = dump(tmp_path / "rollouts", {"step": 1, "prompt": "p", "completion": "c"})
-    with pytest.raises(TraceError, match="did you mean `--format trl`"):
+    with pytest.raises(TraceError, match="did you mean the format `trl`"):
         imported(folder)
 
 

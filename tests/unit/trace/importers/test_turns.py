@@ -13,7 +13,7 @@ from selective_rollout.actions import ActionOptions, from_messages
 from selective_rollout.errors import TraceError
 from selective_rollout.trace.importers.settle import Settled, remembering, settle
 from selective_rollout.trace.importers.tokens import read_usage, token_count
-from selective_rollout.trace.importers.turns import Reading, read_turns
+from selective_rollout.trace.importers.turns import Reading, opening_text, read_turns
 from selective_rollout.types import Usage
 
 PLAIN = Reading(ActionOptions())
@@ -150,6 +150,44 @@ def test_nothing_counts_after_a_turn_that_its_limit_cut_off() -> None:
     assert found.wasted == sum(range(23, 31))
 
 
+@pytest.mark.parametrize(
+    "reason", ["length", "max_tokens", "MAX_TOKENS", "max_output_tokens", "model_length"]
+)
+@pytest.mark.parametrize("place", ["finish_reason", "stop_reason", "response_metadata"])
+def test_every_provider_has_its_word_for_the_limit(reason: str, place: str) -> None:
+    told = {"response_metadata": {"stop_reason": reason}} if place == "response_metadata" else {place: reason}
+    log = [{"role": "assistant", "content": "a", **told}, {"role": "assistant", "content": "b"}]
+    found = settled(log)
+    assert (found.steps, found.cut_off, found.ghosts) == ((), True, 1)
+
+
+def test_items_of_the_responses_api_are_steps_and_replies() -> None:
+    log = [
+        {"role": "user", "content": "hi"},
+        {"type": "reasoning", "summary": []},
+        {"type": "function_call", "name": "b", "arguments": "{}", "call_id": "c1"},
+        {"type": "function_call", "name": "a", "arguments": "{}", "call_id": "c2"},
+        {"type": "function_call_output", "call_id": "c1", "output": "one"},
+        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "two"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "done"}]},
+    ]
+    assert actions(log) == actions(log[2:]) == ["a({})+b({})", "done"]
+    assert settled(log).steps[0].observation == "one\ntwo"
+
+
+def test_conversations_in_the_format_of_sharegpt() -> None:
+    log = [
+        {"from": "system", "value": "Act."},
+        {"from": "human", "value": "hi"},
+        {"from": "function_call", "value": '{"name": "look", "arguments": {}}'},
+        {"from": "observation", "value": "a desk"},
+        {"from": "gpt", "value": "done"},
+    ]
+    assert actions(log) == ["look({})", "done"]
+    assert settled(log).steps[0].observation == "a desk"
+    assert opening_text(log) == "Act.\nhi"
+
+
 def test_a_completion_cut_off_was_paid_for_all_the_same() -> None:
     log = [
         {"action": "x", "usage": {"completion_tokens": 30}, "finish_reason": "stop"},
@@ -201,4 +239,7 @@ def test_counts_are_numbers_or_unknown() -> None:
         with pytest.raises(TraceError, match="is no number of tokens"):
             token_count(wrong, "f")
     assert read_usage({"input_tokens": 3.0, "output_tokens": 4}, "f") == Usage(prompt=3, completion=4)
+    assert read_usage({"prompt_tokens": None, "input_tokens": 3}, "f") == Usage(prompt=3)
+    cached = {"input_tokens": 3, "cache_read_input_tokens": 40, "cache_creation_input_tokens": None}
+    assert read_usage(cached, "f") == Usage(prompt=43)
     assert read_usage({}, "f") is None

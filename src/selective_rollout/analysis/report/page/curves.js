@@ -109,9 +109,12 @@ const curves = (() => {
       context.moveTo(cx + 4, cy - 4); context.lineTo(cx - 4, cy + 4);
       context.stroke();
     } else {
-      context.fillStyle = colour("ink");
+      // What a stopped or unscored group would have become is unknown: its mark stays hollow.
+      context.fillStyle = colour(group.zeroVariance ? "ink" : "paper");
+      context.strokeStyle = colour("ink");
       context.arc(cx, cy, 2.5, 0, 7);
       context.fill();
+      if (!group.zeroVariance) context.stroke();
     }
   }
 
@@ -186,6 +189,7 @@ const curves = (() => {
       box.append(button);
     }
     box.append(element("span", "", "● cut, right"), element("span", "", "✕ cut, wrong"));
+    if (groups.some((group) => group.zeroVariance === null)) box.append(element("span", "", "○ cut, unknown"));
     if (stride > 1) box.append(element("span", "", `${drawn.length.toLocaleString("en")} of ${groups.length.toLocaleString("en")} lines drawn`));
   }
 

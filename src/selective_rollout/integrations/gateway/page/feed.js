@@ -4,7 +4,7 @@ const BASE = "selective-rollout/v1";
 const EVERY_MS = 1000;
 const PATIENCE_MS = 15000;
 
-const state = { selected: null };
+const state = { selected: null, now: 0 };
 
 const feed = (() => {
   let key = sessionStorage.getItem("key") ?? "";

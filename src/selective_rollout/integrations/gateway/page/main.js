@@ -32,8 +32,9 @@
     byId("empty").hidden = any;
     overview.show(now);
     if (!any) return say("empty", emptyWords(now));
-    list.update(now);
-    if (state.selected === null) list.choose(now.groups[0]);
+    state.now = now.now;
+    list.refresh(now.groups);
+    if (state.selected === null) choose(now.groups[0]);
     else if (wanted === state.selected) detail.show(group, now);
   }
 
