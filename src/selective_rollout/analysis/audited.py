@@ -2,22 +2,50 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Final
 
 from selective_rollout.analysis.accounting import was_stopped
 from selective_rollout.analysis.replay import Check, Replay, replay
 from selective_rollout.analysis.sample import Unit, unit_of
 from selective_rollout.analysis.split import OnePerTask
 from selective_rollout.errors import ConfigError
-from selective_rollout.gate.audit import AuditCounts, thinned
+from selective_rollout.gate.audit import ALARM_LEVEL, AuditCounts, thinned
 from selective_rollout.gate.certificate import Certificate, accepts
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.decision import judge
 from selective_rollout.rewards import group_label
-from selective_rollout.stats import decimal_grid, fixed_sequence
+from selective_rollout.stats import binom_cdf, decimal_grid, fixed_sequence
 from selective_rollout.trace.reader import RecordedGroup
 from selective_rollout.trace.seen import seen_of
+
+_MOST_GROUPS: Final = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """What the audits say about a certificate."""
+
+    certificate: Certificate | None
+    """The renewed one; None if they do not support it at any tau of the grid."""
+    observed: int
+    """Signal-bearing groups that were observed, one for each task."""
+    would_be_cuts: int
+    """Of these, those that the certified rule would cut."""
+    allowed: float
+    """The share of them that the certificate allows: alpha, thinned by the audits."""
+    more_needed: int | None
+    """So many further ones, none of them a would-be cut, would renew it; None: it is renewed."""
+
+    @property
+    def is_contradicted(self) -> bool:
+        """Whether so many would-be cuts have a chance of at most 5% where the certificate holds."""
+        cuts, observed = self.would_be_cuts, self.observed
+        if self.certificate is not None or not cuts:
+            return False
+        return 1 - binom_cdf(cuts - 1, observed, self.allowed) <= ALARM_LEVEL
 
 
 def audit_counts(groups: Iterable[RecordedGroup], audit_rate: float, rule: GateConfig) -> AuditCounts:
@@ -45,7 +73,7 @@ def renew(
     *,
     enforced: GateConfig | None = None,
     seed: int = 0,
-) -> Certificate | None:
+) -> Renewal:
     """Certify a rule again, on the groups that it gated itself.
 
     Tests whether the share of audited would-be cuts among the observed signal-bearing groups, one group per
@@ -60,9 +88,6 @@ def renew(
         audit_rate: the probability with which would-be cuts ran on.
         enforced: the rule of the run, if it was not the certified one but one that the certificate covers.
         seed: draws the group of each task.
-
-    Returns:
-        The renewed certificate, None if the audits do not support it at any tau of the grid.
 
     Raises:
         ConfigError: the certificate has strata, does not cover the rule of the run, or no group of the trace
@@ -82,22 +107,31 @@ def renew(
     number = certificate.recertification + 1
     rate, level = thinned(certificate.alpha, audit_rate), certificate.delta / (number * (number + 1))
     taus = [tau for tau in decimal_grid(certificate.grid) if tau <= certificate.rule.tau]
-    last = fixed_sequence([_cuts(signal, tau) for tau in taus], len(signal), rate, level) if signal else -1
+    cuts = [_cuts(signal, tau) for tau in taus]
+    last = fixed_sequence(cuts, len(signal), rate, level) if signal else -1
+    renewed, more_needed = None, None
     if last < 0:
-        return None
-    return replace(
-        certificate,
-        rule=replace(certificate.rule, tau=taus[last]),
-        n_signal=len(signal),
-        false_cuts=_cuts(signal, taus[last]),
-        cuts=_cuts(units, taus[last]),
-        groups=len(units),
-        choose_share=0.0,
-        split_seed=seed,
-        chains=1,
-        recertification=number,
-        audit_rate=audit_rate,
-    )
+        more_needed = _needed(cuts[0] if cuts else 0, rate, level) - len(signal)
+    else:
+        renewed = replace(
+            certificate,
+            rule=replace(certificate.rule, tau=taus[last]),
+            n_signal=len(signal),
+            false_cuts=cuts[last],
+            cuts=_cuts(units, taus[last]),
+            groups=len(units),
+            choose_share=0.0,
+            split_seed=seed,
+            chains=1,
+            recertification=number,
+            audit_rate=audit_rate,
+        )
+    return Renewal(renewed, len(signal), _cuts(signal, certificate.rule.tau), rate, more_needed)
+
+
+def _needed(cuts: int, rate: float, level: float) -> int:
+    """The smallest number of groups of which so many cuts still support the rate."""
+    return bisect_left(range(_MOST_GROUPS), True, key=lambda n: binom_cdf(cuts, n, rate) <= level)
 
 
 def _require_renewable(certificate: Certificate, enforced: GateConfig) -> None:

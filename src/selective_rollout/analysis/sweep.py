@@ -12,8 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from selective_rollout.analysis.accounting import was_stopped
 from selective_rollout.analysis.prices import Prices
 from selective_rollout.analysis.ranking import Chance, ResampledAreas, best_by_chance, rank_correlation
+from selective_rollout.analysis.reach import Reach
 from selective_rollout.analysis.split import Split, mark_swept
 from selective_rollout.analysis.sweep_grid import Measure, SweepGrid
 from selective_rollout.analysis.sweep_history import study_history
@@ -28,7 +30,7 @@ from selective_rollout.analysis.sweep_table import (
 )
 from selective_rollout.errors import ConfigError, MissingExtraError
 from selective_rollout.gate.config import GateConfig
-from selective_rollout.trace.reader import ReadReport, read_groups
+from selective_rollout.trace.reader import ReadReport, RecordedGroup, read_groups
 from selective_rollout.types import Group
 
 try:
@@ -67,14 +69,29 @@ def sweep_traces(
         ConfigError: no group is left to look at, or a mark cannot be written.
         TraceError: a trace cannot be read.
     """
-    recorded = read_groups(paths, report=report, on_bytes=on_bytes)
-    groups = (r.group for r in recorded if split is None or split.part(r.group.task_id) == "choose")
     collector = SweepCollector(grid, highest_reward=highest_reward, prices=prices)
-    for group in groups:
-        collector.add(group)
+    reach, let_through = Reach(), 0
+    for recorded in read_groups(paths, report=report, on_bytes=on_bytes):
+        if split is None or split.part(recorded.group.task_id) == "choose":
+            reach.add(recorded)
+            let_through += _was_let_through(recorded)
+            collector.add(recorded.group)
     table = collector.table()
     mark_swept(paths, split)
-    return sweep_table(table, split=split, seed=seed)
+    result = replace(sweep_table(table, split=split, seed=seed), reach=reach, let_through=let_through)
+    return replace(result, warnings=(_selection(let_through), *result.warnings)) if let_through else result
+
+
+def _was_let_through(recorded: RecordedGroup) -> bool:
+    """Whether a gate that could have stopped the group did not."""
+    return recorded.begin.mode == "enforce" and not recorded.begin.audit and not was_stopped(recorded.group)
+
+
+def _selection(count: int) -> str:
+    return (
+        f"{count} groups are those that an enforcing gate let through: a selection, on which no signal can "
+        "be judged; sweep groups recorded in observe mode"
+    )
 
 
 def sweep(

@@ -9,6 +9,7 @@ from typing import Any
 
 from selective_rollout.analysis.accounting import Accounting
 from selective_rollout.analysis.ranking import Area, Chance
+from selective_rollout.analysis.reach import Reach
 from selective_rollout.analysis.split import Split
 from selective_rollout.analysis.sweep_grid import Measure, SweepGrid
 from selective_rollout.analysis.sweep_history import HistoryStudy
@@ -137,6 +138,10 @@ class SweepResult:
     history: HistoryStudy | None
     """None if no prompt recurs."""
     warnings: tuple[str, ...]
+    reach: Reach | None = None
+    """How far the groups run; None if they did not come from a trace."""
+    let_through: int = 0
+    """Groups that an enforcing gate could have stopped and did not: no fair draw of the workload."""
 
     @property
     def best(self) -> RankedSignal | None:
@@ -170,6 +175,9 @@ class SweepResult:
                 f"{account.zero_variance} zero-variance and {account.signal} signal-bearing groups: with one "
                 "kind only there is nothing to tell apart."
             )
+        first = min(self.grid.start_steps)
+        if self.reach is not None and self.reach.is_too_late(first):
+            return f"Too late to tell: {self.reach.shortfall(first)}."
         held = best.area.interval
         interval = "" if held is None else f" ({held.low:.2f} to {held.high:.2f})"
         which = best.name
@@ -194,6 +202,7 @@ class SweepResult:
             "no_gate": self.nothing.to_dict(),
             "verdict": self.verdict.value,
             "words": self.words,
+            "reach": None if self.reach is None else self.reach.to_dict(min(self.grid.start_steps)),
             "best": None if self.best is None else self.best.to_dict(),
             "chance": None if self.chance is None else self.chance.to_dict(),
             "signals": [ranked.to_dict() for ranked in self.ranked],

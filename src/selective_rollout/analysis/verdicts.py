@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from selective_rollout.analysis.audited import Renewal
 from selective_rollout.analysis.certify import USEFUL_AT, Finding, Question, Verdict
 from selective_rollout.analysis.reach import Reach
 
@@ -24,6 +25,22 @@ def explain(
         return f"Off{where}: {shortfall}."
     beside = "" if shortfall is None else f" {shortfall[0].upper()}{shortfall[1:]}."
     return f"{'On' if finding.on else 'Off'}{where}: {_words(finding, question, by_score)}{beside}"
+
+
+def explain_renewal(renewal: Renewal) -> str:
+    """What the audits say of the certificate; one paragraph."""
+    if renewal.certificate is not None:
+        return renewal.certificate.describe()
+    counts = (
+        f"{renewal.would_be_cuts:,} of {renewal.observed:,} observed signal-bearing groups (one for each "
+        f"task) are would-be cuts, and it allows {100 * renewal.allowed:.2g}% at this audit rate"
+    )
+    if renewal.is_contradicted:
+        return f"Off: the audits contradict the certificate. {counts}. Calibrate again."
+    return (
+        f"Not renewed: too few audits yet. {counts}: that neither supports the certificate nor contradicts "
+        f"it. At least {renewal.more_needed:,} more are needed, if none of those is a would-be cut."
+    )
 
 
 def _words(finding: Finding, question: Question, by_score: bool) -> str:

@@ -22,7 +22,7 @@ from selective_rollout.analysis.sample import Collector, collect
 from selective_rollout.analysis.scores_file import read_scores
 from selective_rollout.analysis.split import Split, require_unseen
 from selective_rollout.analysis.stream_cuts import StreamCertifier
-from selective_rollout.analysis.verdicts import explain
+from selective_rollout.analysis.verdicts import explain, explain_renewal
 from selective_rollout.analysis.workload import recorded_workload
 from selective_rollout.cli.console import (
     facts_table,
@@ -226,7 +226,8 @@ def _renewal_report(options: Mapping[str, Any]) -> Report:
     with _groups(options["traces"]) as groups:
         counts = audit_counts(groups, options["audit_rate"], certificate.rule)
     with _groups(options["traces"]) as groups:
-        renewed = renew(groups, certificate, options["audit_rate"], seed=options["seed"])
+        renewal = renew(groups, certificate, options["audit_rate"], seed=options["seed"])
+    renewed = renewal.certificate
     false_cut_rate, wrong_cut_share = counts.false_cut_rate, counts.wrong_cut_share
     document = {
         "renewed": renewed is not None,
@@ -234,15 +235,21 @@ def _renewal_report(options: Mapping[str, Any]) -> Report:
         "tau": None if renewed is None else renewed.rule.tau,
         "n_signal": None if renewed is None else renewed.n_signal,
         "false_cuts": None if renewed is None else renewed.false_cuts,
+        "contradicted": renewal.is_contradicted,
+        "observed_signal": renewal.observed,
+        "would_be_cuts": renewal.would_be_cuts,
+        "allowed_share": renewal.allowed,
+        "more_needed": renewal.more_needed,
         "false_cut_rate": None if false_cut_rate is None else false_cut_rate.to_dict(),
         "wrong_cut_share": None if wrong_cut_share is None else wrong_cut_share.to_dict(),
     }
-    said = (
-        renewed.describe()
-        if renewed is not None
-        else "Off: the audits do not support the certificate any more."
+    return Report(
+        renewed is not None,
+        document,
+        Group(_audit_table(counts), Text(), Text(explain_renewal(renewal))),
+        (),
+        renewed,
     )
-    return Report(renewed is not None, document, Group(_audit_table(counts), Text(), Text(said)), (), renewed)
 
 
 def _question(options: Mapping[str, Any]) -> Question:

@@ -199,7 +199,8 @@ def _worth(account: Accounting) -> tuple[str, ...]:
 def _next(result: SweepResult) -> list[RenderableType]:
     """The command that comes next, if anything is worth it."""
     gates = [rule for rule in result.front if rule.measure.name == "distance" and _efficiency(rule) > 1]
-    if result.verdict is not SweepVerdict.BETTER_THAN_CHANCE or result.split is None or not gates:
+    worth_it = result.verdict is SweepVerdict.BETTER_THAN_CHANCE and gates
+    if not worth_it or result.split is None or result.let_through:
         return []
     best = max(gates, key=_efficiency)
     again = f" --check-every {best.check_every}" if best.check_every is not None else ""

@@ -270,6 +270,24 @@ class TestRenewal:
         assert (found["renewed"], found["gate"], found["tau"]) == (False, "off", None)
         assert found["false_cut_rate"]["hits"] == 20
         assert found["wrong_cut_share"]["value"] == 1.0
+        assert (found["contradicted"], found["observed_signal"], found["would_be_cuts"]) == (True, 119, 20)
+        result = invoke("live", "--renew", "gate.toml", "--audit-rate", 0.5)
+        assert "Off: the audits contradict the certificate. 20 of 119 observed" in result.stdout
+
+    def test_too_few_audits_are_not_called_a_contradiction(self, folder: Path) -> None:
+        assert invoke(folder, *STEP).exception is None
+        before = Path("gate.toml").read_text()
+        rule, _ = read_gate_file(Path("gate.toml"))
+        Path("live").mkdir()
+        live(Path("live"), rule, wrong=0)
+        found = document("live", "--renew", "gate.toml", "--audit-rate", 0.01)
+        assert (found["renewed"], found["gate"], found["contradicted"]) == (False, "off", False)
+        assert found["observed_signal"] + found["more_needed"] == 3322
+        result = invoke("live", "--renew", "gate.toml", "--audit-rate", 0.01)
+        told = " ".join(result.stdout.split())
+        assert "Not renewed: too few audits yet. 0 of 99 observed signal-bearing groups" in told
+        assert "At least 3,223 more are needed, if none of those is a would-be cut." in told
+        assert Path("gate.toml").read_text() == before
 
     def test_what_is_missing_is_named(self, folder: Path) -> None:
         Path("rule.toml").write_text("[gate]\n")

@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from selective_rollout.analysis.split import Split
 from selective_rollout.cli.calibrate import calibrate
 from selective_rollout.cli.report import report
+from selective_rollout.cli.sweep import sweep
 from selective_rollout.engine.training import TrainingGate
 from selective_rollout.errors import ConfigError
 from selective_rollout.gate.config import GateConfig
+from selective_rollout.trace.reader import read_groups
 from selective_rollout.trace.recorder import Recorder
 from selective_rollout.types import Usage
 
@@ -97,3 +100,26 @@ def test_an_enforcing_run_is_told_by_what_was_stopped_and_what_audits_say() -> N
     refused = CliRunner().invoke(calibrate, ["enforced"], standalone_mode=False).exception
     assert isinstance(refused, ConfigError)
     assert "calibrate on groups recorded in observe mode, or renew a certificate from audits" in str(refused)
+
+
+ONE_GATE = ("--signal", "distance", "--tau", "0.12", "--check-every", "once", "--all")
+
+
+def test_a_sweep_of_one_gate_calls_it_too_late_whatever_its_distances_say() -> None:
+    train("observed")
+    said = told(sweep, "observed", *ONE_GATE, "--start-step", "10")
+    assert said.startswith("Too late to tell: " + LATE.format(60))
+    assert "chance here" not in said
+    found = CliRunner().invoke(sweep, ["observed", *ONE_GATE, "--start-step", "10", "--json"])
+    assert json.loads(found.stdout)["reach"]["try_start_step"] == 3
+    assert "Too late" not in told(sweep, "observed", *ONE_GATE, "--start-step", "3")
+
+
+def test_a_sweep_over_what_a_gate_let_through_says_that_it_is_a_selection() -> None:
+    train("enforced", mode="enforce", audit_rate=0.25)
+    free = [g for g in read_groups(["enforced"]) if Split().part(g.group.task_id) == "choose"]
+    kept = [g for g in free if g.end is not None and g.end.outcome is None and not g.begin.audit]
+    result = CliRunner().invoke(sweep, ["enforced", "--start-step", "3"], standalone_mode=False)
+    assert result.exception is None, result.exception
+    assert f"{len(kept)} groups are those that an enforcing gate let through" in result.stderr
+    assert "Next: calibrate" not in result.stdout
