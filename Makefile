@@ -177,7 +177,7 @@ bench-agents: $(STAMP) ## Compare holds and votes on agents over a real server: 
 bench-gateway: $(STAMP) ## What the gateway adds to a request, beside direct calls
 	@$(BIN)/python benchmarks/gateway_overhead.py
 
-bench-grpo: $(TRL)/.installed ## Train with and without a gate, four arms and four seeds (10 to 30 minutes on two cores)
+bench-grpo: $(TRL)/.installed ## Train with and without a gate, four arms and eight seeds (10 to 30 minutes on two cores)
 	@$(TRL)/bin/python -m benchmarks.grpo_ab
 
 smoke-grpo: $(TRL)/.installed ## The smallest run of bench-grpo, and its tests (three minutes with the install)

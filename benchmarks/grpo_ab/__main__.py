@@ -2,10 +2,10 @@
 
     python -m benchmarks.grpo_ab [--smoke] [--out FOLDER] [--processes N]
 
-A small transformer imitates a demonstrator that is careless in known places, once; then it learns by GRPO in
-the household world: four arms, paired seeds, each with prompts of its own. Needs torch, beside the package's
-`analysis` extra. Writes results.json, a table and figures into the folder. Everything in `setting.py` was
-fixed before the first seed.
+A small transformer imitates a demonstrator that is careless in known places; then it learns by GRPO in the
+household world: four arms, paired seeds, each with a starting policy and prompts of its own. Needs torch,
+beside the package's `analysis` extra. Writes results.json, a table and figures into the folder. Everything in
+`setting.py` was fixed before the first seed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.grpo_ab.report import report
-from benchmarks.grpo_ab.seeds import prepare, run_seed
+from benchmarks.grpo_ab.seeds import run_seed
 from benchmarks.grpo_ab.setting import FULL, SMOKE
 from rich.progress import Progress
 
@@ -34,8 +34,7 @@ def main() -> None:
     setting = SMOKE if options.smoke else FULL
     options.out.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
-    start, rules = prepare(setting, options.out)
-    work = partial(run_seed, start=start, rules=rules, setting=setting, out=options.out)
+    work = partial(run_seed, setting=setting, out=options.out)
     results = []
     with Progress(disable=not sys.stderr.isatty()) as progress:
         bar = progress.add_task("seeds", total=len(setting.seeds))
@@ -46,7 +45,6 @@ def main() -> None:
     document = {
         "setting": asdict(setting),
         "minutes": (time.monotonic() - begun) / 60,
-        "rules": {"calibrated": rules.calibrated, "history": rules.history},
         "seeds": results,
     }
     (options.out / "results.json").write_text(json.dumps(document, indent=1), encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
@@ -13,8 +14,6 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-from selective_rollout.stats import Interval, bootstrap_interval
 
 _NAMES: Final = {
     "none": "no gate",
@@ -49,6 +48,7 @@ def _table(runs: Mapping[str, Sequence[Run]], seeds: Sequence[Mapping[str, Any]]
         ("tokens generated, relative to no gate", lambda arm: _relative(runs, arm, "tokens")),
         ("steps, relative to no gate", lambda arm: _relative(runs, arm, "steps")),
         ("CPU time of sampling, relative", lambda arm: _relative(runs, arm, "seconds_sampling")),
+        ("seeds in which a gate was certified", lambda arm: _certified(seeds, arm)),
         ("groups skipped / cut / flat / signal-bearing", lambda arm: _groups(runs[arm])),
         ("cuts wrong, of those audited", lambda arm: _audited(runs[arm])),
         ("signal-bearing groups per step, relative", lambda arm: _yield(runs, arm)),
@@ -59,9 +59,8 @@ def _table(runs: Mapping[str, Sequence[Run]], seeds: Sequence[Mapping[str, Any]]
     head = ["", *_NAMES.values()]
     lines = [_line(head), _line(["---"] * len(head))]
     lines += [_line([name, *(value(arm) for arm in _NAMES)]) for name, value in rows]
-    before = [count for seed in seeds for count in seed["before"]]
-    share = _rate(before)
-    return "\n".join(lines) + f"\n\nBefore training, held-out success is {share:.1%}."
+    before = _t_interval([100 * _rate(seed["before"]) for seed in seeds], ".1f")
+    return "\n".join(lines) + f"\n\nBefore training, held-out success is {before} %."
 
 
 def _notes(runs: Mapping[str, Sequence[Run]], document: Mapping[str, Any]) -> str:
@@ -77,20 +76,21 @@ def _notes(runs: Mapping[str, Sequence[Run]], document: Mapping[str, Any]) -> st
     return (
         f"{len(document['seeds'])} seeds, {updates} updates of {setting['prompts']} prompts x "
         f"{setting['group_size']} rollouts, {setting['tasks']} prompts x {setting['epochs']} epochs; "
-        f"{document['minutes']:.0f} minutes. Intervals: 95%, Student's t over seeds for what is relative to "
-        "no gate, bootstrap over held-out prompts for success.\n"
-        f"Calibration on the starting policy: {_rule(document, 'calibrated')}; with history: "
-        f"{_rule(document, 'history')}.\n{said}."
+        f"{document['minutes']:.0f} minutes. Intervals: 95%, Student's t over seeds.\n"
+        f"Calibration on the starting policies: {_verdicts(document, 'calibrated')}; with history: "
+        f"{_verdicts(document, 'history')}.\n{said}."
     )
 
 
-def _rule(document: Mapping[str, Any], name: str) -> str:
-    found = document["rules"][name]
-    rule = found["rule"]
-    counts = f"{found['false_cuts']} of {found['n_signal']} signal-bearing cut"
-    return f"{found['verdict']}" + (
-        f", tau {rule['tau']:g} at step {rule['start_step']}, {counts}" if found["tau"] is not None else ""
-    )
+def _verdicts(document: Mapping[str, Any], name: str) -> str:
+    counted = Counter(seed["rules"][name]["verdict"] for seed in document["seeds"])
+    return ", ".join(f"{verdict.replace('_', ' ')} {count} times" for verdict, count in counted.most_common())
+
+
+def _certified(seeds: Sequence[Mapping[str, Any]], arm: str) -> str:
+    if arm in ("none", "paper"):
+        return "" if arm == "none" else "none, enforced all the same"
+    return f"{sum(seed['rules'][arm]['gate'] == 'on' for seed in seeds)} of {len(seeds)}"
 
 
 def _relative(runs: Mapping[str, Sequence[Run]], arm: str, name: str) -> str:
@@ -111,14 +111,20 @@ def _yield(runs: Mapping[str, Sequence[Run]], arm: str) -> str:
     return _t_interval([a / b for a, b in pairs if b])
 
 
-def _t_interval(values: Sequence[float]) -> str:
+def _t_interval(values: Sequence[float], form: str = ".3f") -> str:
     if not values:
         return "unknown"
+    half = _half_width(values)
     centre = mean(values)
+    said = f"{centre:{form}}"
+    return said if half is None else f"{said} [{centre - half:{form}}, {centre + half:{form}}]"
+
+
+def _half_width(values: Sequence[float]) -> float | None:
+    """Of the 95% interval of the mean; None: one value tells nothing of its spread."""
     if len(values) < 2:
-        return f"{centre:.3f}"
-    half = _T_95[len(values) - 1] * stdev(values) / math.sqrt(len(values))
-    return f"{centre:.3f} [{centre - half:.3f}, {centre + half:.3f}]"
+        return None
+    return _T_95[len(values) - 1] * stdev(values) / math.sqrt(len(values))
 
 
 def _groups(runs: Sequence[Run]) -> str:
@@ -134,34 +140,23 @@ def _audited(runs: Sequence[Run]) -> str:
 
 
 def _share(runs: Sequence[Run]) -> str:
-    counts = [count for run in runs for count in run["successes"]]
-    interval = bootstrap_interval(_rate, counts)
-    return f"{_rate(counts):.1%}{_between(interval)}"
+    return _t_interval(_shares(runs), ".1f") + " %"
 
 
 def _difference(runs: Mapping[str, Sequence[Run]], arm: str) -> str:
     if arm == "none":
         return ""
-    pairs = [
-        (a[0] / a[1], b[0] / b[1])
-        for mine, plain in zip(runs[arm], runs["none"], strict=True)
-        for a, b in zip(mine["successes"], plain["successes"], strict=True)
-    ]
+    gains = [a - b for a, b in zip(_shares(runs[arm]), _shares(runs["none"]), strict=True)]
+    return _t_interval(gains, "+.1f") + " points"
 
-    def gain(drawn: Sequence[tuple[float, float]]) -> float:
-        return mean(a - b for a, b in drawn)
 
-    interval = bootstrap_interval(gain, pairs)
-    low_high = f" [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]" if interval else ""
-    return f"{100 * gain(pairs):+.1f} pp{low_high}"
+def _shares(runs: Sequence[Run]) -> list[float]:
+    """Held-out success after training in percent, by seed."""
+    return [100 * _rate(run["successes"]) for run in runs]
 
 
 def _rate(counts: Sequence[tuple[int, int]]) -> float:
     return sum(hits for hits, _ in counts) / sum(trials for _, trials in counts)
-
-
-def _between(interval: Interval | None) -> str:
-    return "" if interval is None else f" [{interval.low:.1%}, {interval.high:.1%}]"
 
 
 def _total(run: Run, name: str) -> float:
@@ -196,22 +191,19 @@ def _draw_success(runs: Mapping[str, Sequence[Run]], seeds: Sequence[Mapping[str
         "held-out success, %",
     )
     for arm, its in runs.items():
-        counts = [count for run in its for count in run["successes"]]
-        interval = bootstrap_interval(_rate, counts)
+        shares, half = _shares(its), _half_width(_shares(its))
         spent = mean(_total(run, "tokens") for run in its) / 1e3
-        share = 100 * _rate(counts)
-        bars = [[share - 100 * interval.low], [100 * interval.high - share]] if interval else None
         axes.errorbar(
             [spent],
-            [share],
-            yerr=bars,
+            [mean(shares)],
+            yerr=half,
             fmt="o",
             ms=4 + 2 * _WEIGHTS[arm],
             capsize=4,
             color=_COLOURS[arm],
         )
         axes.scatter([], [], color=_COLOURS[arm], label=_NAMES[arm])
-    before = 100 * _rate([count for seed in seeds for count in seed["before"]])
+    before = mean(100 * _rate(seed["before"]) for seed in seeds)
     axes.axhline(before, color="#9ca3af", ls="--", lw=1, label="before training")
     axes.margins(x=0.2)
     _legend_below(axes)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Setting:
     """Everything that is the same for all arms and seeds."""
 
-    seeds: tuple[int, ...] = (1, 2, 3, 4)
+    seeds: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
     group_size: int = 8
     prompts: int = 8
     """Prompts per update."""
