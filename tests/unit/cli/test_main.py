@@ -345,7 +345,9 @@ def test_bench_counts_one_observe_run_and_shows_the_enforced_one_beside_it(invok
 
 
 def test_an_interrupted_run_exits_130_and_can_be_resumed(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from selective_rollout.cli.main import main; main()"]
+    # Whoever runs these tests in the background of a shell has children that are deaf to SIGINT.
+    hears = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    command = [sys.executable, "-c", f"{hears}; from selective_rollout.cli.main import main; main()"]
     arguments = [*SIMULATED, "4000", "--name", "long"]
     process = subprocess.Popen(
         [*command, *arguments], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
