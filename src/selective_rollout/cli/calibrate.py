@@ -176,6 +176,8 @@ def _trace_report(options: Mapping[str, Any]) -> Report:
         raise ConfigError("calibrate: name a trace (a file or a run folder), or --scores FILE.csv")
     if options["renew"]:
         return _renewal_report(options)
+    if options["audit_rate"] is not None:
+        raise ConfigError("calibrate: --audit-rate goes with --renew GATE")
     split = Split(0.0 if options["no_split"] else options["choose_share"], options["seed"])
     require_unseen(traces, split)
     outcome = options["outcome"] or ("survivor" if options["risk"] == "answer" else "drop")

@@ -11,7 +11,7 @@ from selective_rollout.cli.console import number, percent, print_json, stdout, t
 from selective_rollout.cli.options import json_option
 from selective_rollout.errors import ConfigError
 from selective_rollout.gate.priors import BetaPrior, fit_beta_prior
-from selective_rollout.rewards import group_label
+from selective_rollout.rewards import ZERO_VARIANCE_TOLERANCE, group_label
 from selective_rollout.trace.reader import read_groups
 
 
@@ -58,10 +58,10 @@ def _fitted(trace: Path) -> tuple[BetaPrior, int]:
         if group_label(recorded.group).cut:
             continue
         rewards = [r.reward for r in recorded.group.rollouts if r.reward is not None]
-        if any(reward not in (0.0, 1.0) for reward in rewards):
+        if any(min(abs(reward), abs(reward - 1)) > ZERO_VARIANCE_TOLERANCE for reward in rewards):
             raise ConfigError(f"{recorded.where}: plan needs binary rewards (0 or 1); found {rewards}")
         trials, successes = counts.get(recorded.group.task_id, (0.0, 0.0))
-        counts[recorded.group.task_id] = (trials + len(rewards), successes + sum(rewards))
+        counts[recorded.group.task_id] = (trials + len(rewards), successes + sum(map(round, rewards)))
     usable = [pair for pair in counts.values() if pair[0] > 1]
     if len(usable) < 2:
         raise ConfigError(f"{trace}: plan needs at least two prompts with scored rollouts")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,8 @@ def sweep(**options: Any) -> None:
         raise ConfigError(
             "sweep: --choose-share 0 leaves nothing to look at; say --all to look at everything"
         )
+    if not 0 < options["highest_reward"] < math.inf:
+        raise ConfigError(f"sweep: --highest-reward must be above 0, not {options['highest_reward']:g}")
     run_sweep(
         options["traces"],
         _grid(options),

@@ -24,6 +24,7 @@ from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.gate_file import write_gate_file
 from selective_rollout.testing import LoopbackServer, TutorialBrain
 from selective_rollout.trace.reader import read_groups
+from selective_rollout.trace.recorder import Recorder
 
 
 class Done(NamedTuple):
@@ -82,6 +83,8 @@ class TestErrors:
             (("bench", "--prompts", "0"), "--prompts must be at least 1"),
             (("plan", "--group-size", "1"), "a group needs at least 2 rollouts"),
             (("plan", "--pass-rate", "2"), "a pass rate lies between 0 and 1"),
+            (("sweep", "t.jsonl", "--highest-reward", "nan"), "--highest-reward must be above 0"),
+            (("calibrate", "t.jsonl", "--audit-rate", "0.1"), "--audit-rate goes with --renew"),
         ],
     )
     def test_bad_values_are_one_line_and_code_2(
@@ -314,6 +317,17 @@ class TestPlan:
         done = invoke("plan", "runs/x")
         assert done.code == 0
         assert "12 recorded prompts" in done.out.replace("\n", " ")
+
+    def test_a_sum_of_floats_that_misses_1_by_a_hair_is_a_success(self, invoke: Invoke) -> None:
+        def recorded(full: float) -> str:
+            with Recorder(Path(f"{full}.jsonl")) as recorder:
+                for name in ("a", "b", "c"):
+                    with recorder.group(name, size=3) as group:
+                        for rollout, reward in enumerate((full, full, 0.0)):
+                            group.finish(rollout, reward=reward)
+            return invoke("plan", f"{full}.jsonl", "--json").out
+
+        assert recorded(0.1 * 3 + 0.7 - 1e-9) == recorded(1.0)
 
 
 class TestDoctor:
