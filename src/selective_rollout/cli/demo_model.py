@@ -17,6 +17,7 @@ from selective_rollout.engine.config import RunConfig
 from selective_rollout.engine.outcome import GroupOutcome
 from selective_rollout.engine.runner import run_group
 from selective_rollout.gate.config import GateConfig
+from selective_rollout.gate.decision import Reason
 from selective_rollout.policy.endpoint import Endpoint
 from selective_rollout.rewards import group_label
 from selective_rollout.testing.local_model import LocalModel
@@ -112,7 +113,7 @@ def _print(
             outcome.group.id,
             number(distance),
             " ".join("?" if reward is None else f"{reward:g}" for reward in rewards),
-            "cut" if outcome.would_cut_at is not None else "keep",
+            _verdict(outcome),
         )
     stdout().print(shown)
     fired = (
@@ -124,3 +125,10 @@ def _print(
         f"   {account.zero_variance} of {account.groups} groups have equal rewards; {fired}; "
         f"{account.missed} missed.\n   So few groups certify nothing. Picture: {picture}"
     )
+
+
+def _verdict(outcome: GroupOutcome) -> str:
+    if outcome.would_cut_at is not None:
+        return "cut"
+    ended = any(decision.reason is Reason.NOBODY_RUNNING for decision in outcome.decisions)
+    return "keep: all had ended" if ended else "keep"
