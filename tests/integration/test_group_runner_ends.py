@@ -111,6 +111,23 @@ class TestEnds:
         )
         assert (result.survivor, result.answer) == (ORDER[2], "desk")
 
+    async def test_a_foreign_cancellation_that_is_lost_ends_a_rollout_at_its_next_superstep(self) -> None:
+        inside, world = asyncio.Event(), World()
+
+        async def pause(rollout: int, step: int) -> None:
+            if step == 2:
+                inside.set()
+                with contextlib.suppress(asyncio.CancelledError):  # as `wait_for` of Python 3.11 may
+                    await asyncio.sleep(60)
+
+        runner = runner_of(scripted(same_way, world, pause), DROP, RunConfig(group_size=2))
+        running = asyncio.create_task(runner.ainvoke(PROMPT))
+        await inside.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert max(world.runs.values()) == 1
+
     async def test_a_group_of_which_nothing_came(self) -> None:
         def tool(rollout: int, run: int) -> None:
             raise RuntimeError("broken")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -417,6 +418,25 @@ class TestFailures:
         assert recorded.end is None
         assert [len(rollout.actions) for rollout in recorded.group.rollouts] == [2] * G
         assert all(world.closed for world in worlds)
+
+    async def test_a_foreign_cancellation_that_is_lost_ends_a_rollout_at_its_next_step(self) -> None:
+        asked: list[str] = []
+
+        class Deaf(World):
+            async def step(self, action: str) -> StepResult:
+                asked.append(action)
+                if action == "go 2":
+                    with suppress(asyncio.CancelledError):  # as `wait_for` of Python 3.11 may
+                        await asyncio.sleep(60)
+                result: StepResult = World.step(self, action)
+                return result
+
+        running = asyncio.create_task(run(same(5), environment=Deaf))
+        await asyncio.sleep(1)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert "go 3" not in asked
 
 
 class TestLimits:

@@ -283,7 +283,13 @@ class Drive:
         return not self.interrupts
 
     async def _permitted(self) -> bool:
-        """Ask for the next superstep."""
+        """Ask for the next superstep.
+
+        A cancellation that was lost in the last one is heeded here: on Python 3.11 `wait_for`, with which
+        LangChain's models await the chunks of a stream, drops one that comes together with a chunk.
+        """
+        if self._task is not None and self._task.cancelling():
+            raise asyncio.CancelledError
         self._is_overtaken = False
         return await off_the_clock(self._limit, self._desk.permit(self._index))
 
