@@ -19,6 +19,7 @@ SEAMS312 := .venv-seams312
 # instead of minutes. torch stays with pip, which finds builds for the CPU where a machine keeps them.
 UV ?= $(shell command -v uv)
 pip = $(1)/bin/python -m pip install --quiet --disable-pip-version-check
+fresh = echo "Installing into $(1) ..." && $(PYTHON) -m venv $(1)
 install = $(if $(UV),$(UV) pip install --quiet --compile-bytecode --python $(1)/bin/python,$(pip))
 TESTING := "pytest>=9,<10" "pytest-asyncio>=1.2" "pytest-xdist>=3.6" "hypothesis>=6.120"
 
@@ -69,8 +70,7 @@ bench: $(STAMP) ## Hold the speed bars, as ratios within one run
 
 # The oldest versions that are supported.
 $(FLOOR)/.installed: pyproject.toml src/selective_rollout/_version.py
-	@echo "Installing into $(FLOOR) ..."
-	@$(PYTHON) -m venv $(FLOOR)
+	@$(call fresh,$(FLOOR))
 	@$(call install,$(FLOOR)) --editable . $(TESTING) \
 		"langgraph==1.2.0" "langchain==1.3.1" "langgraph-checkpoint-sqlite>=3" "langchain-openai>=1"
 	@touch $@
@@ -81,8 +81,7 @@ test-floor: $(FLOOR)/.installed ## Run the LangGraph and LangChain tests on the 
 
 # Agent Lightning needs Python 3.12. Where that or npm is missing, the tests skip with a reason.
 $(CLIENTS)/.installed: pyproject.toml src/selective_rollout/_version.py
-	@echo "Installing into $(CLIENTS) ..."
-	@$(PYTHON) -m venv $(CLIENTS)
+	@$(call fresh,$(CLIENTS))
 	@$(call install,$(CLIENTS)) --editable ".[langgraph,langchain,gateway,parquet]" $(TESTING) langchain-openai \
 		"openai-agents==0.24.*" "pydantic-ai-slim[openai]==2.68.*" "langgraph-cli[inmem]==0.4.*"
 	@npm install --silent --no-fund --no-audit --prefix $(CLIENTS)/npm "openai@6" || echo "Without npm: no Node."
@@ -103,16 +102,14 @@ test-vllm: $(STAMP) ## Run the tests against real vLLM on the CPU (3.4 GB the fi
 
 # The CPU build of torch first: what depends on it would pull gigabytes otherwise.
 $(TRL)/.installed: pyproject.toml src/selective_rollout/_version.py
-	@echo "Installing into $(TRL) ..."
-	@$(PYTHON) -m venv $(TRL)
+	@$(call fresh,$(TRL))
 	@$(call pip,$(TRL)) "torch==2.13.0"
 	@$(call install,$(TRL)) --editable ".[trl,analysis]" aiohttp tensorboard $(TESTING)
 	@touch $@
 
 # OpenRLHF's own requirements ask for CUDA builds; these are what its rollout side imports.
 $(OPENRLHF)/.installed: pyproject.toml src/selective_rollout/_version.py
-	@echo "Installing into $(OPENRLHF) ..."
-	@$(PYTHON) -m venv $(OPENRLHF)
+	@$(call fresh,$(OPENRLHF))
 	@$(call pip,$(OPENRLHF)) "torch==2.13.0"
 	@$(call install,$(OPENRLHF)) --editable . $(TESTING) \
 		"ray==2.55.*" "transformers==5.15.0" aiohttp pylatexenc
@@ -120,15 +117,13 @@ $(OPENRLHF)/.installed: pyproject.toml src/selective_rollout/_version.py
 	@touch $@
 
 $(VERIFIERS)/.installed: pyproject.toml src/selective_rollout/_version.py
-	@echo "Installing into $(VERIFIERS) ..."
-	@$(PYTHON) -m venv $(VERIFIERS)
+	@$(call fresh,$(VERIFIERS))
 	@$(call install,$(VERIFIERS)) --editable ".[verifiers]" $(TESTING)
 	@touch $@
 
 # verl's own requirements leave out what its agent loop workers import.
 $(VERL)/.installed: pyproject.toml src/selective_rollout/_version.py
-	@echo "Installing into $(VERL) ..."
-	@$(PYTHON) -m venv $(VERL)
+	@$(call fresh,$(VERL))
 	@$(call pip,$(VERL)) "torch==2.13.0"
 	@$(call install,$(VERL)) --editable . $(TESTING) \
 		"verl==0.9.1" "ray==2.60.*" "transformers==5.10.4" "tensordict==0.10.*" "TransferQueue==0.1.11" \
@@ -137,8 +132,7 @@ $(VERL)/.installed: pyproject.toml src/selective_rollout/_version.py
 
 # What the rollout sides of these import; their own requirements ask for much more, or for what no index has.
 $(SEAMS)/.installed: pyproject.toml src/selective_rollout/_version.py
-	@echo "Installing into $(SEAMS) ..."
-	@$(PYTHON) -m venv $(SEAMS)
+	@$(call fresh,$(SEAMS))
 	@$(call pip,$(SEAMS)) "torch==2.13.0"
 	@$(call install,$(SEAMS)) --editable . $(TESTING) \
 		"skyrl-gym==0.4.0" "tinker==0.38.*" "transformers==5.16.1" "ray==2.60.*" aiofiles aiohttp chz cloudpathlib \

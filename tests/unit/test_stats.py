@@ -21,6 +21,7 @@ from selective_rollout.stats import (
     fixed_sequence,
     hypergeom_tail,
     needed_at_rate,
+    needed_with,
     needed_zero_false,
     power,
     spearman,
@@ -130,6 +131,12 @@ class TestHowMuchData:
             needed_at_rate(-0.1, 0.05, 0.05)
         with pytest.raises(ConfigError, match="rate must be 0 or more, not nan"):
             needed_at_rate(math.nan, 0.05, 0.05)
+
+    @pytest.mark.parametrize("false_cuts", [0, 1, 4])
+    def test_with_so_many_false_cuts_no_smaller_number_is_enough(self, false_cuts: int) -> None:
+        enough = [n for n in range(400) if binom_cdf(false_cuts, n, 0.05) <= 0.05]
+        assert needed_with(false_cuts, 0.05, 0.05) == enough[0]
+        assert needed_with(0, 0.05, 0.05) == needed_zero_false(0.05, 0.05)
 
 
 class TestFixedSequence:

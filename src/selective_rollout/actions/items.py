@@ -10,6 +10,8 @@ from selective_rollout.actions.fields import blocks, get
 
 CALL_SUFFIX: Final = "_call"
 """How the types of items and blocks end that are calls, the server's own tools included."""
+SILENT: Final = ("reasoning", "compaction")
+"""Items of the model that neither say nor do anything."""
 
 
 def is_item(source: Any) -> bool:
@@ -38,9 +40,9 @@ def message_of(items: Iterable[Any]) -> dict[str, Any]:
     """The assistant message that the items of one response make together."""
     content: list[Any] = []
     for item in items:
-        if get(item, "type") == "message":
-            text = get(item, "content")
-            content += [text] if isinstance(text, str) else blocks(item)
-        elif get(item, "type") != "reasoning":
+        kind, text = get(item, "type"), get(item, "content")
+        if kind in (None, "message"):
+            content += [{"type": "output_text", "text": text}] if isinstance(text, str) else blocks(item)
+        elif kind not in SILENT:
             content.append(item)
     return {"role": "assistant", "content": content}

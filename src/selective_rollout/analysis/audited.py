@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Final
 
 from selective_rollout.analysis.accounting import was_stopped
 from selective_rollout.analysis.replay import Check, Replay, replay
@@ -17,11 +15,9 @@ from selective_rollout.gate.certificate import Certificate, accepts
 from selective_rollout.gate.config import GateConfig
 from selective_rollout.gate.decision import judge
 from selective_rollout.rewards import group_label
-from selective_rollout.stats import binom_cdf, decimal_grid, fixed_sequence
+from selective_rollout.stats import binom_cdf, decimal_grid, fixed_sequence, needed_with
 from selective_rollout.trace.reader import RecordedGroup
 from selective_rollout.trace.seen import seen_of
-
-_MOST_GROUPS: Final = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +107,7 @@ def renew(
     last = fixed_sequence(cuts, len(signal), rate, level) if signal else -1
     renewed, more_needed = None, None
     if last < 0:
-        more_needed = _needed(cuts[0] if cuts else 0, rate, level) - len(signal)
+        more_needed = needed_with(cuts[0] if cuts else 0, rate, level) - len(signal)
     else:
         renewed = replace(
             certificate,
@@ -127,11 +123,6 @@ def renew(
             audit_rate=audit_rate,
         )
     return Renewal(renewed, len(signal), _cuts(signal, certificate.rule.tau), rate, more_needed)
-
-
-def _needed(cuts: int, rate: float, level: float) -> int:
-    """The smallest number of groups of which so many cuts still support the rate."""
-    return bisect_left(range(_MOST_GROUPS), True, key=lambda n: binom_cdf(cuts, n, rate) <= level)
 
 
 def _require_renewable(certificate: Certificate, enforced: GateConfig) -> None:

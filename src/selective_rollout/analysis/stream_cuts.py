@@ -56,8 +56,7 @@ def look_at(recorded: RecordedGroup, *, survives: bool = False) -> StreamLook | 
         survives: one member of a cut group runs on, so nothing of it is saved.
     """
     rule, group = rule_of(recorded), recorded.group
-    selected = recorded.begin.mode == "enforce" and not recorded.begin.audit
-    if rule is None or recorded.end is None or selected or was_stopped(group):
+    if rule is None or recorded.end is None or recorded.is_gated or was_stopped(group):
         return None
     fired = next((check for check in recorded.stream_decisions if check.fires), None)
     cut_at = None if fired is None else fired.step

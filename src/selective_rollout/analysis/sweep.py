@@ -30,7 +30,7 @@ from selective_rollout.analysis.sweep_table import (
 )
 from selective_rollout.errors import ConfigError, MissingExtraError
 from selective_rollout.gate.config import GateConfig
-from selective_rollout.trace.reader import ReadReport, RecordedGroup, read_groups
+from selective_rollout.trace.reader import ReadReport, read_groups
 from selective_rollout.types import Group
 
 try:
@@ -74,17 +74,13 @@ def sweep_traces(
     for recorded in read_groups(paths, report=report, on_bytes=on_bytes):
         if split is None or split.part(recorded.group.task_id) == "choose":
             reach.add(recorded)
-            let_through += _was_let_through(recorded)
+            let_through += recorded.is_gated and not was_stopped(recorded.group)
             collector.add(recorded.group)
     table = collector.table()
     mark_swept(paths, split)
-    result = replace(sweep_table(table, split=split, seed=seed), reach=reach, let_through=let_through)
-    return replace(result, warnings=(_selection(let_through), *result.warnings)) if let_through else result
-
-
-def _was_let_through(recorded: RecordedGroup) -> bool:
-    """Whether a gate that could have stopped the group did not."""
-    return recorded.begin.mode == "enforce" and not recorded.begin.audit and not was_stopped(recorded.group)
+    result = sweep_table(table, split=split, seed=seed)
+    warnings = (_selection(let_through), *result.warnings) if let_through else result.warnings
+    return replace(result, reach=reach, let_through=let_through, warnings=warnings)
 
 
 def _selection(count: int) -> str:

@@ -6,12 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from selective_rollout.actions import read
+from selective_rollout.actions.fields import get
 from selective_rollout.types import Usage
-
-
-def field(source: Any, name: str) -> Any:
-    """A field of a mapping or an object; None if it has none."""
-    return source.get(name) if isinstance(source, Mapping) else getattr(source, name, None)
 
 
 def usage_of(message: Any) -> Usage:
@@ -20,7 +16,7 @@ def usage_of(message: Any) -> Usage:
     Of several samples (`n` > 1) each message repeats the request's total: take it from one of them. Messages
     streamed from an endpoint of one's own carry none, unless the model was made with `stream_usage=True`.
     """
-    counts = field(message, "usage_metadata")
+    counts = get(message, "usage_metadata")
     if not isinstance(counts, Mapping):
         return Usage()
     prompt, completion = counts.get("input_tokens"), counts.get("output_tokens")
@@ -37,13 +33,13 @@ def usage_of(message: Any) -> Usage:
 
 def response_id_of(message: Any) -> str | None:
     """The server's id of the response that a message came in."""
-    name = (field(message, "response_metadata") or {}).get("id")
+    name = (get(message, "response_metadata") or {}).get("id")
     return name if isinstance(name, str) and name else None
 
 
 def finish_reason_of(message: Any) -> str | None:
     """Why the model stopped writing, as its server reported it."""
-    metadata = field(message, "response_metadata") or {}
+    metadata = get(message, "response_metadata") or {}
     incomplete = metadata.get("incomplete_details") or {}  # of OpenAI's Responses API
     reason = metadata.get("finish_reason") or metadata.get("stop_reason") or incomplete.get("reason")
     return reason if isinstance(reason, str) else None

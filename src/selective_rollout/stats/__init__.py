@@ -6,6 +6,7 @@ from selective_rollout.stats.certify import (
     decimal_grid,
     fixed_sequence,
     needed_at_rate,
+    needed_with,
     needed_zero_false,
 )
 from selective_rollout.stats.eprocess import EProcess, power
@@ -23,6 +24,7 @@ __all__ = [
     "fixed_sequence",
     "hypergeom_tail",
     "needed_at_rate",
+    "needed_with",
     "needed_zero_false",
     "power",
     "spearman",

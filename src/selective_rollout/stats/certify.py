@@ -11,6 +11,7 @@ S. Bates et al., "Distribution-free, risk-controlling prediction sets", arXiv:21
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
@@ -21,6 +22,7 @@ from selective_rollout.errors import ConfigError
 from selective_rollout.stats.binomial import binom_cdf, check_fraction, hypergeom_tail
 
 _EXACT_UP_TO: Final = 100_000
+_MOST_GROUPS: Final = 10**9
 _LONGEST_GRID: Final = 100_000
 _LARGEST_POINT: Final = 1_000_000
 
@@ -77,14 +79,25 @@ def needed_at_rate(rate: float | Fraction, alpha: float, delta: float) -> int | 
     count = max(1, math.floor(expected - 5 * rate / (alpha - rate) - 10))
     while binom_cdf(count, math.floor(count / share), alpha) > delta:
         count += 1
-    low, high = math.floor((count - 1) / share) + 1, math.floor(count / share)
-    while low < high:
-        middle = (low + high) // 2
-        if binom_cdf(count, middle, alpha) <= delta:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    return _first_enough(count, alpha, delta, math.floor((count - 1) / share) + 1, math.floor(count / share))
+
+
+def needed_with(false_cuts: int, alpha: float, delta: float) -> int:
+    """Smallest number of signal-bearing groups that certifies alpha if so many of them are cut.
+
+    Args:
+        false_cuts: signal-bearing groups cut, however many groups there are.
+        alpha: bound on P(cut | signal-bearing).
+        delta: allowed probability of a wrong certificate.
+    """
+    return _first_enough(false_cuts, alpha, delta, 0, _MOST_GROUPS)
+
+
+def _first_enough(false_cuts: int, alpha: float, delta: float, low: int, high: int) -> int:
+    """The first number of groups in low..high that is enough; high if no smaller one is."""
+    return bisect_left(
+        range(high), True, low, high, key=lambda groups: binom_cdf(false_cuts, groups, alpha) <= delta
+    )
 
 
 def fixed_sequence(false_cuts: Sequence[int], n_signal: int, alpha: float, delta: float) -> int:

@@ -344,7 +344,6 @@ class GroupLog:
                 stream_lost=rollout in self._lost,
             )
         )
-
         self._closed.add(rollout)
 
     def _require_open(self, rollout: int) -> None:

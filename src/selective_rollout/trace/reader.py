@@ -62,6 +62,11 @@ class RecordedGroup:
     streams: Mapping[int, MemberStream] = field(default_factory=dict)
     """By rollout, where streams were recorded."""
 
+    @property
+    def is_gated(self) -> bool:
+        """Whether a gate that enforces had a say in how far it ran: it was not drawn for an audit."""
+        return self.begin.mode == "enforce" and not self.begin.audit
+
 
 @dataclass(slots=True)
 class ReadReport:

@@ -76,7 +76,7 @@ def group_row(
 
 def is_selected(recorded: RecordedGroup) -> bool:
     """Whether an enforcing gate had a say in how far the group ran."""
-    return was_stopped(recorded.group) or (recorded.begin.mode == "enforce" and not recorded.begin.audit)
+    return was_stopped(recorded.group) or recorded.is_gated
 
 
 def group_tree(group: Group) -> Branch:

@@ -8,9 +8,10 @@ from typing import Any, Final
 
 import msgspec
 
+from selective_rollout.actions.items import message_of
 from selective_rollout.actions.read import is_cut_off
 from selective_rollout.errors import PolicyError
-from selective_rollout.integrations.gateway.conversation import Api, as_message
+from selective_rollout.integrations.gateway.conversation import Api
 from selective_rollout.policy.stream import Assembly
 from selective_rollout.policy.usage import read_usage, response_usage
 from selective_rollout.types import Usage
@@ -115,7 +116,7 @@ def _of_response(response: Mapping[str, Any]) -> Answer | None:
     status = response.get("status")
     if status not in ("completed", "incomplete", None):
         return None
-    message = as_message(items)
+    message = message_of(items)
     texts = [_text(block.get("text")) for block in _objects(message["content"])]
     return Answer(
         message,

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from selective_rollout.actions import ActionOptions, canonicalise, read_action
+from selective_rollout.actions.items import CALL_SUFFIX, SILENT, message_of
 
 Api: TypeAlias = Literal["chat", "completions", "responses"]
 
@@ -22,9 +23,6 @@ _APIS: Final[Mapping[bytes, Api]] = {
     b"/v1/completions": "completions",
     b"/v1/responses": "responses",
 }
-_MODEL_ITEMS: Final = ("reasoning", "compaction")
-_CALL: Final = "_call"
-_OUTPUT: Final = "_output"
 _SERVER_RUN: Final = frozenset(
     {
         "web_search_call",
@@ -186,7 +184,7 @@ class Reader:
         said = self._known.get(mark)
         if said is None:
             parts = [_object(item) for item in spoken]
-            said = self.said(as_message(parts) if grouped else parts[0])
+            said = self.said(message_of(parts) if grouped else parts[0])
             if len(self._known) >= self._most:
                 self.forget()
             self._known[mark] = said
@@ -197,27 +195,15 @@ class Reader:
         self._known.clear()
 
 
-def as_message(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Output items of one response of the Responses API, as one message."""
-    content: list[Any] = []
-    for item in items:
-        inner = item.get("content") if item.get("type") in (None, "message") else None
-        if isinstance(inner, str):
-            content.append({"type": "output_text", "text": inner})
-        elif isinstance(inner, list):
-            content += inner
-        elif item.get("type") not in _MODEL_ITEMS:
-            content.append(_as_call(item))
-    return {"role": "assistant", "content": content}
-
-
 def waits_for_client(message: Mapping[str, Any]) -> bool:
     """Whether a message calls tools that the client runs."""
     if message.get("tool_calls") or message.get("function_call"):
         return True
     content = message.get("content")
     kinds = [b.get("type") for b in content if isinstance(b, Mapping)] if isinstance(content, list) else []
-    return any(isinstance(kind, str) and kind.endswith(_CALL) and kind not in _SERVER_RUN for kind in kinds)
+    return any(
+        isinstance(kind, str) and kind.endswith(CALL_SUFFIX) and kind not in _SERVER_RUN for kind in kinds
+    )
 
 
 def reply_text(replies: Sequence[bytes]) -> str | None:
@@ -230,13 +216,6 @@ def stands_in(text: str, raw: bytes) -> bool:
     """Whether a JSON body repeats a text, however its writer escapes it."""
     spellings = (json.dumps(text), json.dumps(text, ensure_ascii=False))
     return any(spelling[1:-1].encode("utf-8", "surrogatepass") in raw for spelling in spellings)
-
-
-def _as_call(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A call of a custom tool takes text, which stands under `input`."""
-    if item.get("type") == "custom_tool_call":
-        return {**item, "type": "function_call", "arguments": json.dumps({"input": item.get("input")})}
-    return item
 
 
 def _as_message(text: str) -> bytes:
@@ -255,7 +234,7 @@ def _is_model(item: bytes) -> bool:
     if head.role is not None:
         return head.role == "assistant"
     kind = head.type or ""
-    return kind in _MODEL_ITEMS or (kind.endswith(_CALL) and not kind.endswith(_OUTPUT))
+    return kind in SILENT or kind.endswith(CALL_SUFFIX)
 
 
 def _object(item: bytes) -> dict[str, Any]:

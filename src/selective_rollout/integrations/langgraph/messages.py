@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from selective_rollout.actions import ActionOptions, RawAction, RawCall, canonicalise
+from selective_rollout.actions.fields import get
 from selective_rollout.errors import ConfigError
-from selective_rollout.integrations.chat_messages import field
 
 
 class Conversation:
@@ -30,7 +30,7 @@ class Conversation:
         return [message for message in messages if self._is_new(message)]
 
     def _is_new(self, message: Any) -> bool:
-        name = field(message, "id")
+        name = get(message, "id")
         if isinstance(name, str) and name:
             is_new = name not in self._ids
             self._ids.add(name)
@@ -46,7 +46,7 @@ def messages_of(state: Any, key: str) -> Sequence[Any]:
     Raises:
         ConfigError: what stands under the key is no list.
     """
-    messages = field(state, key)
+    messages = get(state, key)
     if messages is None:
         return ()
     if not isinstance(messages, list | tuple):
@@ -56,11 +56,11 @@ def messages_of(state: Any, key: str) -> Sequence[Any]:
 
 def text_of(message: Any) -> str:
     """A message's text: its text blocks joined, and the value of `text` where a content holds none."""
-    content = field(message, "content")
+    content = get(message, "content")
     if isinstance(content, str):
         return content
     blocks = content if isinstance(content, list | tuple) else ()
-    texts = (block if isinstance(block, str) else field(block, "text") for block in blocks)
+    texts = (block if isinstance(block, str) else get(block, "text") for block in blocks)
     return "".join(text for text in texts if isinstance(text, str))
 
 
@@ -71,7 +71,7 @@ def answer_reader(
 
     def read(state: Any) -> str | None:
         if answer_key is not None:
-            value = field(state, answer_key)
+            value = get(state, answer_key)
             return None if value is None else answer_fn(value if isinstance(value, str) else str(value))
         messages = messages_of(state, messages_key)
         return answer_fn(text_of(messages[-1])) if messages else None
@@ -99,7 +99,7 @@ def reply_of(messages: Sequence[Any]) -> tuple[str | None, bool | None]:
     """
     if not messages:
         return None, None
-    statuses = [field(message, "status") for message in messages if field(message, "tool_call_id")]
+    statuses = [get(message, "status") for message in messages if get(message, "tool_call_id")]
     return "\n".join(map(text_of, messages)), "error" in statuses if statuses else None
 
 
@@ -112,9 +112,9 @@ def unanswered_calls(messages: Sequence[Any]) -> list[Mapping[str, Any]]:
     """
     answered: set[Any] = set()
     for message in reversed(messages):
-        if field(message, "tool_call_id"):
-            answered.add(field(message, "tool_call_id"))
+        if get(message, "tool_call_id"):
+            answered.add(get(message, "tool_call_id"))
             continue
-        calls = [*(field(message, "tool_calls") or ()), *(field(message, "invalid_tool_calls") or ())]
+        calls = [*(get(message, "tool_calls") or ()), *(get(message, "invalid_tool_calls") or ())]
         return [call for call in calls if call.get("id") and call["id"] not in answered]
     return []
