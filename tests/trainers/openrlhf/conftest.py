@@ -21,6 +21,7 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 import ray
 from actors import EngineActor, LocalActor
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
+from tests.trainers.marking import mark
 from vllm import SamplingParams
 from worlds import Bytes, Corridor
 
@@ -56,12 +57,7 @@ class AgentExecutor(MultiTurnAgentExecutor):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of this folder; what the frameworks warn each other of is not ours to mend."""
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.trainers)
-            for warning in _OTHERS_WARNINGS:
-                item.add_marker(pytest.mark.filterwarnings(warning))
+    mark(items, Path(__file__).parent, _OTHERS_WARNINGS)
 
 
 @pytest.fixture(scope="session")

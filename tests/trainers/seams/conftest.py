@@ -14,6 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "workers"))
 
 from seam_world import Bytes, World
+from tests.trainers.marking import mark
 
 from selective_rollout.engine.training import TrainingGate
 from selective_rollout.gate.config import GateConfig
@@ -22,16 +23,16 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "other-trainers
 BLOCK = re.compile(
     r"^```python(?: no-run \(needs ([\w-]+); run by make test-seams\))?\n(.*?)^```", re.M | re.S
 )
-OTHERS_WARNINGS = ("FutureWarning", "DeprecationWarning", "ResourceWarning", "UserWarning")
+_OTHERS_WARNINGS = (
+    "ignore::FutureWarning",
+    "ignore::DeprecationWarning",
+    "ignore::ResourceWarning",
+    "ignore::UserWarning",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of this folder; what the frameworks warn each other of is not ours to mend."""
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.trainers)
-            for kind in OTHERS_WARNINGS:
-                item.add_marker(pytest.mark.filterwarnings(f"ignore::{kind}"))
+    mark(items, Path(__file__).parent, _OTHERS_WARNINGS)
 
 
 @pytest.fixture

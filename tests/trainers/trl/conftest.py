@@ -17,6 +17,7 @@ os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 import torch
 import trl
 from datasets import Dataset
+from tests.trainers.marking import mark
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -35,12 +36,7 @@ _OTHERS_WARNINGS = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of this folder; what the frameworks warn each other of is not ours to mend."""
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.trainers)
-            for warning in _OTHERS_WARNINGS:
-                item.add_marker(pytest.mark.filterwarnings(warning))
+    mark(items, Path(__file__).parent, _OTHERS_WARNINGS)
 
 
 torch.set_num_threads(1)

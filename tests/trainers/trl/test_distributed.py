@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[3]
 
-def launch(model: Path, output: Path, processes: int) -> list[dict[str, Any]]:
-    """What each process printed."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+
+def launch(model: Path, output: Path, processes: int, port: int) -> list[dict[str, Any]]:
+    """What each process printed; several meet at the port."""
     script = Path(__file__).with_name("two_ranks.py")
     running = []
     for rank in range(processes):
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "ACCELERATE_USE_CPU": "true",
+            "PYTHONPATH": str(ROOT),
+        }
         if processes > 1:
             environment |= {
                 "RANK": str(rank),
@@ -47,16 +51,20 @@ def launch(model: Path, output: Path, processes: int) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def two(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], Path]:
+def two(
+    model_folder: Path, tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]
+) -> tuple[list[dict[str, Any]], Path]:
     """What two processes saw, and where they wrote."""
     output = tmp_path_factory.mktemp("two")
-    return launch(model_folder, output, 2), output
+    return launch(model_folder, output, 2, free_port()), output
 
 
 @pytest.fixture(scope="module")
-def one(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def one(
+    model_folder: Path, tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]
+) -> dict[str, Any]:
     """What one process sees that has the kept group only."""
-    return launch(model_folder, tmp_path_factory.mktemp("one"), 1)[0]
+    return launch(model_folder, tmp_path_factory.mktemp("one"), 1, free_port())[0]
 
 
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo"])

@@ -15,6 +15,7 @@ pytest.importorskip("verifiers.v1", reason="make test-trainers installs verifier
 
 import aiohttp
 import verifiers.v1 as vf
+from tests.trainers.marking import mark
 from verifiers.v1.runtimes import ProgramResult, SubprocessConfig
 
 from selective_rollout.integrations.verifiers import GatedTask
@@ -26,12 +27,7 @@ _OTHERS_WARNINGS = ("ignore::DeprecationWarning", "ignore::FutureWarning", "igno
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of this folder; what the frameworks warn each other of is not ours to mend."""
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.trainers)
-            for warning in _OTHERS_WARNINGS:
-                item.add_marker(pytest.mark.filterwarnings(warning))
+    mark(items, Path(__file__).parent, _OTHERS_WARNINGS)
 
 
 class ToyData(vf.TaskData):

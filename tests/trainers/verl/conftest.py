@@ -23,6 +23,7 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 import ray
 from tests.certified import write_certified_gate
+from tests.trainers.marking import mark
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of the frameworks, of each other
@@ -46,15 +47,16 @@ AGENT = """
 - name: plain
   _target_: verl.experimental.agent_loop.tool_agent_loop.ToolAgentLoop
 """
+_OTHERS_WARNINGS = (
+    "ignore::FutureWarning",
+    "ignore::DeprecationWarning",
+    "ignore::ResourceWarning",
+    "ignore::UserWarning",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of this folder; what the frameworks warn each other of is not ours to mend."""
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.trainers)
-            for kind in ("FutureWarning", "DeprecationWarning", "ResourceWarning", "UserWarning"):
-                item.add_marker(pytest.mark.filterwarnings(f"ignore::{kind}"))
+    mark(items, Path(__file__).parent, _OTHERS_WARNINGS)
 
 
 @pytest.fixture(scope="session")
